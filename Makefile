@@ -1,0 +1,57 @@
+# Two commands are all: `make quickstart` and `make test`. Both set up .venv when it is missing or
+# when what it is made from has changed. Another Python: `make test PYTHON=python3.12`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+# The same line as everywhere else, so that no other build of torch is ever fetched.
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+# Errors are shown, notices are not: pip's about its own releases and this machine's package
+# indexes, the docs theme's about the future of mkdocs.
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt
+export NO_MKDOCS_2_WARNING := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint types tests docs clean
+
+help:
+	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
+	@echo "make test        lint, types, tests, doctests, docs"
+	@echo "make lint | types | tests | docs   one of them"
+	@echo "make clean       remove .venv and whatever else can be made again"
+
+quickstart: $(INSTALLED)
+	@$(BIN)/fedrec run recipes/quickstart.yaml
+
+# One after the other, cheapest first, also under `make -j`.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory tests
+	@$(MAKE) --no-print-directory docs
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy --strict fedrec
+
+tests: $(INSTALLED)
+	$(BIN)/pytest
+
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf .venv site build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedrec needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". HINT: make PYTHON=/path/to/python3.11")'
+	@echo "Setting up .venv (once, a few minutes) ..."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(PIP) $(TORCH)
+	@$(PIP) -e '.[dev,docs]'
+	@touch $@

@@ -1,0 +1,128 @@
+"""The abstract aggregation rule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrec.component import Component
+from fedrec.exceptions import AggregationError, ShapeError
+from fedrec.types import RoundContext
+
+__all__ = ["Aggregator"]
+
+
+class Aggregator(Component, ABC):
+    r"""Turns the updates of a round's clients into one.
+
+    Calling the rule checks its input, then calls `aggregate`, the one method to write. The server
+    then does $w \leftarrow w - \mathrm{server\_lr} \cdot \mathrm{aggregate}$.
+
+    Shape:
+        - `updates`: $(m, d)$, one client update per row.
+        - `client_weights`: $(m,)$, non-negative, with a positive sum; `None` means uniform.
+        - Output: $(d,)$, dtype and device of `updates`.
+
+    Raises:
+        ShapeError: If a shape or dtype does not fit.
+        AggregationError: If an update is not finite, or the rule cannot work with $m$ clients.
+
+    Examples:
+        >>> class Largest(Aggregator):
+        ...     "The coordinate-wise maximum (not a good idea)."
+        ...     def aggregate(self, updates, client_weights=None, ctx=None):
+        ...         return updates.amax(dim=0)
+        >>> Largest()(torch.tensor([[1.0, 5.0], [3.0, 2.0]]))
+        tensor([3., 5.])
+    """
+
+    @abstractmethod
+    def aggregate(
+        self,
+        updates: Tensor,
+        client_weights: Tensor | None = None,
+        ctx: RoundContext | None = None,
+    ) -> Tensor:
+        """Aggregate checked input.
+
+        Args:
+            updates: Shape $(m, d)$, finite; must not be changed.
+            client_weights: Shape $(m,)$, or `None` for uniform weights.
+            ctx: The round, where there is one.
+
+        Returns:
+            Shape $(d,)$.
+        """
+
+    def check_cohort(self, num_clients: int) -> None:
+        """Raise `AggregationError` if the rule cannot work with this many clients.
+
+        Args:
+            num_clients: $m$, at least 1.
+        """
+
+    def max_byzantine(self, num_clients: int) -> int | None:
+        """Return how many malicious rows of $m$ the rule withstands in every coordinate.
+
+        `None` makes no such claim. Where a number is returned, the output stays within the range of
+        the benign rows, coordinate by coordinate.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the rule remembers between rounds; empty for a rule without memory."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+
+    def __call__(
+        self,
+        updates: Tensor,
+        client_weights: Tensor | None = None,
+        ctx: RoundContext | None = None,
+    ) -> Tensor:
+        """Check the input, then aggregate."""
+        if updates.ndim != 2 or updates.shape[0] == 0 or updates.shape[1] == 0:
+            raise ShapeError(
+                "Expected `updates` to have shape (m, d) with m, d >= 1, "
+                f"but got {tuple(updates.shape)}."
+            )
+        if not updates.is_floating_point():
+            raise ShapeError(f"Expected `updates` to be floating point, but got {updates.dtype}.")
+        if client_weights is not None:
+            self._check_weights(client_weights, updates.shape[0])
+        # One pass over the data instead of three: only a sum that is not finite needs a closer look.
+        if not torch.isfinite(updates.sum()):
+            bad = (~torch.isfinite(updates).all(dim=1)).nonzero().flatten().tolist()
+            if bad:
+                names = [ctx.client_ids[i] for i in bad] if ctx is not None else bad
+                raise AggregationError(
+                    f"Expected finite updates, but rows of clients {names} have NaN or infinity. "
+                    'HINT: `on_bad_update="drop"` leaves such clients out.'
+                )
+        self.check_cohort(updates.shape[0])
+        result = self.aggregate(updates, client_weights, ctx)
+        if result.shape != updates.shape[1:]:
+            raise ShapeError(
+                f"Expected {type(self).__name__}.aggregate to return shape "
+                f"{tuple(updates.shape[1:])}, but got {tuple(result.shape)}."
+            )
+        return result
+
+    @staticmethod
+    def _check_weights(client_weights: Tensor, num_clients: int) -> None:
+        if client_weights.shape != (num_clients,):
+            raise ShapeError(
+                f"Expected `client_weights` to have shape ({num_clients},), "
+                f"but got {tuple(client_weights.shape)}."
+            )
+        total = float(client_weights.sum())
+        if not (bool((client_weights >= 0).all()) and 0 < total < float("inf")):
+            raise AggregationError(
+                "Expected `client_weights` to be non-negative with a positive finite sum, "
+                f"but got {client_weights.tolist()}."
+            )

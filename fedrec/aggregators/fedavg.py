@@ -1,0 +1,58 @@
+"""Federated averaging."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedrec.aggregators.base import Aggregator
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.functional.weighted_mean import weighted_mean
+from fedrec.types import RoundContext
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(Aggregator):
+    r"""The mean of the client updates, weighted by the clients' sizes.
+
+    $$\sum_{i=1}^m \frac{n_i}{\sum_k n_k} g_i$$
+
+    Not robust: a single malicious client can move it anywhere.
+
+    Args:
+        weighted: Weight clients by `client_weights` ($n_i$, their number of samples); `False` for
+            the plain mean.
+
+    Shape:
+        - `updates`: $(m, d)$, one client update per row.
+        - Output: $(d,)$, dtype and device of `updates`.
+
+    Raises:
+        ConfigurationError: If `weighted` is not a bool.
+
+    References:
+        - McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
+          Data, AISTATS 2017.
+
+    Examples:
+        >>> import torch
+        >>> updates, sizes = torch.tensor([[1.0], [4.0]]), torch.tensor([200, 100])
+        >>> FedAvg()(updates, sizes)
+        tensor([2.])
+        >>> FedAvg(weighted=False)(updates, sizes)
+        tensor([2.5000])
+    """
+
+    def __init__(self, weighted: bool = True) -> None:
+        if not isinstance(weighted, bool):
+            raise ConfigurationError(expected("weighted", "true or false", weighted))
+        self.weighted = weighted
+
+    def aggregate(
+        self,
+        updates: Tensor,
+        client_weights: Tensor | None = None,
+        ctx: RoundContext | None = None,
+    ) -> Tensor:
+        """Average."""
+        return weighted_mean(updates, client_weights if self.weighted else None)

@@ -1,0 +1,76 @@
+"""The abstract attack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedrec.component import Component
+from fedrec.types import AttackContext
+
+__all__ = ["Attack"]
+
+
+class Attack(Component):
+    """What malicious clients do. Both hooks do nothing by default; override one or both.
+
+    Args of `craft` come from the executor: what every client would have sent honestly.
+
+    A targeted attack (backdoor) also has `trigger(x)` and `target_label`, which
+    `AttackSuccessRate` uses.
+
+    Examples:
+        >>> import torch
+        >>> class SignFlip(Attack):
+        ...     "Send the opposite."
+        ...     def craft(self, updates, malicious, ctx):
+        ...         return torch.where(malicious[:, None], -updates, updates)
+        >>> SignFlip().craft(torch.ones(2, 1), torch.tensor([True, False]), None)
+        tensor([[-1.],
+                [ 1.]])
+    """
+
+    #: Whether `craft` looks at the benign updates. If so the simulation computes them even where
+    #: only a malicious client is asked (and never charges the benign clients for it).
+    full_knowledge: bool = False
+
+    #: Label a backdoor aims at; `None` for an untargeted attack.
+    target_label: int | None = None
+
+    def poison_dataset(self, dataset: Dataset[Any], client_id: str) -> Dataset[Any]:
+        """Return the data a malicious client trains on.
+
+        Args:
+            dataset: Its honest data; must not be changed.
+            client_id: Its name.
+
+        Returns:
+            The same or another data set.
+        """
+        return dataset
+
+    def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
+        """Return what is sent in place of the computed updates.
+
+        Args:
+            updates: Shape $(m, d)$, what every client computed; must not be changed.
+            malicious: Shape $(m,)$, bool.
+            ctx: The round, the aggregation rule and what else a full-knowledge attacker knows.
+
+        Returns:
+            Shape $(m, d)$; rows of benign clients unchanged.
+        """
+        return updates
+
+    def trigger(self, x: Tensor) -> Tensor:
+        """Embed the backdoor trigger in a batch of inputs (targeted attacks only).
+
+        Args:
+            x: Shape $(N, ...)$; must not be changed.
+
+        Returns:
+            Same shape.
+        """
+        return x

@@ -1,0 +1,128 @@
+"""The `fedrec` command: arguments, messages and exit codes. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedrec import __version__
+from fedrec.exceptions import FedrecError
+
+if TYPE_CHECKING:
+    from fedrec.cli.commands import Command
+
+__all__ = ["main"]
+
+_RECIPE = "recipe file (YAML)"
+_RUN = "run folder, such as runs/quickstart"
+
+_COMMANDS = {
+    "run": ("record, detect, recover and report; goes on where an earlier run stopped", _RECIPE),
+    "record": ("train under attack and store the history", _RECIPE),
+    "detect": ("find the malicious clients of a recording", _RUN),
+    "recover": ("recover the model of a recording", _RUN),
+    "report": ("write results.json and report.html of a run again", _RUN),
+    "validate": ("check a recipe and list all of its mistakes", _RECIPE),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: Arguments without the program's name; by default those of the process.
+
+    Returns:
+        The exit code: 0, 2 for a mistake of the user's, 130 after an interrupt.
+    """
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    # Overrides may stand between options, which argparse does not allow for.
+    unknown = [text for text in rest if text.startswith("-") or "=" not in text]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args.overrides = [*getattr(args, "overrides", []), *rest]
+    _log_to_terminal()
+    try:
+        if getattr(args, "allow", None):
+            sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
+        _command(args.command)(args)
+    except KeyboardInterrupt:
+        words = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--overwrite"]
+        again = shlex.join(["fedrec", *words])
+        sys.stderr.write(f"\nStopped. What is done is kept; go on with:\n  {again}\n")
+        return 130
+    except FedrecError as error:
+        if args.debug:
+            raise
+        sys.stderr.write(f"Error: {error}\n")
+        return 2
+    return 0
+
+
+def _command(name: str) -> Command:
+    from fedrec.cli.quiet import quiet
+
+    quiet()
+    from fedrec.cli.commands import COMMANDS
+
+    return COMMANDS[name]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedrec",
+        description="Federated learning: record, attack, detect, recover, report.",
+    )
+    parser.add_argument("--version", action="version", version=f"fedrec {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (about, target) in _COMMANDS.items():
+        sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        sub.add_argument("target", metavar=target.split()[0].upper(), help=target)
+        sub.add_argument("--debug", action="store_true", help="show where an error comes from")
+        if name == "report":
+            continue
+        sub.add_argument(
+            "overrides",
+            nargs="*",
+            metavar="key=value",
+            help="overrides: a dotted key of the recipe (recoverers.0.label) and a YAML value",
+        )
+        sub.add_argument(
+            "--allow",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="let the recipe use the classes of this module or package of yours; repeatable",
+        )
+        if name in ("run", "record"):
+            sub.add_argument(
+                "--output-dir", default="runs", help="where run folders lie (default: runs)"
+            )
+            sub.add_argument(
+                "--overwrite", action="store_true", help="remove an existing run of this name first"
+            )
+        if name != "validate":
+            sub.add_argument("--no-progress", action="store_true", help="no progress bars")
+    return parser
+
+
+def _log_to_terminal() -> None:
+    logger = logging.getLogger("fedrec")
+    logger.setLevel(logging.INFO)
+    if not any(isinstance(handler, _Terminal) for handler in logger.handlers):
+        logger.addHandler(_Terminal())
+        logger.propagate = False
+
+
+class _Terminal(logging.Handler):
+    """Plain lines on standard error; warnings say that they are one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "Warning: " if record.levelno >= logging.WARNING else ""
+        sys.stderr.write(f"{prefix}{record.getMessage()}\n")

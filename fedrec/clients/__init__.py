@@ -1,0 +1,6 @@
+"""Clients: who computes updates on local data."""
+
+from fedrec.clients.base import Client
+from fedrec.clients.lightning import LightningClient
+
+__all__ = ["Client", "LightningClient"]

@@ -1,0 +1,188 @@
+"""A client that trains a LightningModule."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fedrec._checks import check_float, check_int
+from fedrec.clients.base import Client
+from fedrec.clients.local import LocalOptimizer, as_number, batch_indices, capture_logs, loss_of, take
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.types import ClientUpdate, RoundContext
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LightningClient"]
+
+
+class LightningClient(Client):
+    r"""Trains a LightningModule on its own data, with its own `training_step` and optimiser.
+
+    One step of plain SGD returns the mini-batch gradient itself. Several steps, or another
+    optimiser, return what was subtracted from the weights in all, divided by `local_lr`. The
+    optimiser is fresh in every round. Learning-rate schedulers step within the round (each local
+    step with `interval="step"`, each local epoch otherwise).
+
+    The batches of a round are a function of (seed, round, client), so a recovery replays those of
+    the recording.
+
+    Args:
+        client_id: Unique name.
+        module: Any LightningModule with `training_step` and `configure_optimizers`, of either
+            package name. Clients may share one: its parameters are overwritten in each call.
+        dataset: Map-style data set; a `TensorDataset` is fastest.
+        batch_size: Samples per batch, `min(batch_size, num_samples)` are used; `None` for the full
+            batch.
+        local_steps: Mini-batch steps per round, at least 1.
+        local_epochs: Passes over the data per round instead of `local_steps`.
+        local_lr: What to divide by, see above; `None` for the optimiser's one learning rate.
+
+    Raises:
+        ConfigurationError: If an argument is out of range or the module lacks a method.
+
+    Examples:
+        >>> from torch.utils.data import TensorDataset
+        >>> from fedrec.models import MLP
+        >>> data = TensorDataset(torch.rand(8, 4), torch.randint(3, (8,)))
+        >>> LightningClient("a", MLP(in_features=4, num_classes=3), data, batch_size=2)
+        LightningClient('a', num_samples=8)
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        module: Any,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int | None = None,
+        local_steps: int | None = None,
+        local_epochs: int | None = None,
+        local_lr: float | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise ConfigurationError(expected("module", "a LightningModule", type(module).__name__))
+        for method in ("training_step", "configure_optimizers"):
+            if not callable(getattr(module, method, None)):
+                raise ConfigurationError(
+                    expected("module", f"a LightningModule with `{method}`", type(module).__name__)
+                )
+        if batch_size is not None:
+            check_int("batch_size", batch_size, minimum=1)
+        if local_steps is not None and local_epochs is not None:
+            raise ConfigurationError(
+                expected(
+                    "local_epochs", "None beside `local_steps`", local_epochs, hint="give one of them."
+                )
+            )
+        if local_epochs is None:
+            local_steps = 1 if local_steps is None else local_steps
+            check_int("local_steps", local_steps, minimum=1)
+        else:
+            check_int("local_epochs", local_epochs, minimum=1)
+        if local_lr is not None:
+            check_float("local_lr", local_lr, minimum=0, open_minimum=True)
+        num_samples = len(dataset)  # type: ignore[arg-type]
+        if num_samples == 0:
+            raise ConfigurationError(
+                f"Client {client_id!r} has no data. HINT: use fewer clients or another partition."
+            )
+        super().__init__(client_id, num_samples)
+        self.module = module
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.local_steps = local_steps
+        self.local_epochs = local_epochs
+        self.local_lr = local_lr
+
+    def with_dataset(self, dataset: Dataset[Any]) -> Self:
+        """Return the same client with other data; `num_samples`, its weight, stays."""
+        client = copy.copy(self)
+        client.dataset = dataset
+        return client
+
+    def batches(self, ctx: RoundContext) -> list[np.ndarray]:
+        """Return the sample indices of each local step of this round."""
+        steps, epochs = self.local_steps, self.local_epochs
+        if ctx.work is not None:
+            steps, epochs = ctx.work.local_steps, None
+        return batch_indices(
+            seed=ctx.seed,
+            round=ctx.round,
+            client_id=self.client_id,
+            num_samples=len(self.dataset),  # type: ignore[arg-type]
+            batch_size=self.batch_size,
+            local_steps=steps,
+            local_epochs=epochs,
+            purpose="batch" if ctx.batch_policy == "replay" else "batch-fresh",
+        )
+
+    def num_local_steps(self, ctx: RoundContext) -> int:
+        """Return the number of mini-batches of this round."""
+        if ctx.work is not None:
+            return ctx.work.local_steps
+        if self.local_epochs is None:
+            return self.local_steps or 1
+        size = len(self.dataset)  # type: ignore[arg-type]
+        return self.local_epochs * math.ceil(size / min(self.batch_size or size, size))
+
+    def ends_epoch(self, step: int, num_steps: int) -> bool:
+        """Whether local step `step` of `num_steps` is the last of a pass over the data."""
+        return self.local_epochs is not None and (step + 1) % (num_steps // self.local_epochs) == 0
+
+    def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
+        """Train from the global weights; see the class for what is returned."""
+        module, layout = self.module, ctx.layout
+        layout.load(module, global_weights)
+        if ctx.buffers is not None:
+            layout.load_buffers(module, ctx.buffers)
+        module.train()
+        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        optimizer = LocalOptimizer(module, self.local_lr)
+        batches = self.batches(ctx)
+        direct = len(batches) == 1 and optimizer.is_plain_sgd
+        if not direct:
+            optimizer.adopt(parameters)
+        update = torch.zeros_like(global_weights)
+        with capture_logs(module, len(batches)) as logs, torch.enable_grad():
+            for step, indices in enumerate(batches):
+                gradients = self._gradients(parameters, take(self.dataset, indices, ctx.device), step, ctx)
+                if gradients is None:
+                    continue
+                if direct:
+                    scale = optimizer.gradient_scale()
+                    named = {n: g * scale.get(n, 0.0) if scale.get(n) != 1.0 else g for n, g in gradients.items()}
+                    layout.flatten_dict(named, update)
+                    break
+                new = optimizer.step(gradients, self.ends_epoch(step, len(batches)))
+                with torch.no_grad():
+                    for name, parameter in parameters.items():
+                        parameter.copy_(new[name])
+        if not direct:
+            layout.flatten_dict(optimizer.total, update)
+        return ClientUpdate(
+            update=update,
+            num_samples=self.num_samples,
+            metrics={name: as_number(value) for name, value in logs.items()},
+            buffers=layout.buffers(module) if ctx.buffers is not None else None,
+        )
+
+    def _gradients(
+        self, parameters: dict[str, nn.Parameter], batch: Any, step: int, ctx: RoundContext
+    ) -> dict[str, Tensor] | None:
+        with ctx.autocast():
+            loss = loss_of(self.module.training_step(batch, step), self.module)
+        if loss is None:
+            return None
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        return {
+            n: torch.zeros_like(p) if g is None else g
+            for (n, p), g in zip(parameters.items(), found, strict=True)
+        }

@@ -1,0 +1,268 @@
+"""A data set that knows which client holds what."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from fedrec._checks import check_int
+from fedrec.data.partitioners.base import Partitioner
+from fedrec.data.partitioners.iid import IIDPartitioner
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.random import key, numpy_generator, torch_generator
+
+__all__ = ["FederatedDataModule"]
+
+
+class FederatedDataModule(pl.LightningDataModule, ABC):
+    """Training data split over clients, and test data.
+
+    Write `load`; everything else follows from it. Loading and splitting happen once, on first use;
+    the split is a function of the seed, the labels and the partitioner. It is a LightningDataModule
+    of the pooled data, too, so that `pl.Trainer` can train a central model for comparison.
+
+    Args:
+        num_clients: Number of clients, at least 1.
+        partitioner: Who holds what; `None` means `IIDPartitioner()`.
+        seed: Seed of the partition.
+
+    Attributes:
+        batch_size: Samples a batch of the pooled loaders; clients have batch sizes of their own.
+
+    Raises:
+        ConfigurationError: If an argument is out of range, or, on first use, if `load` returns
+            something else or the data cannot be split.
+
+    Examples:
+        >>> class Coins(FederatedDataModule):
+        ...     def load(self):
+        ...         x = torch.arange(8.0).reshape(8, 1)
+        ...         dataset = TensorDataset(x, (x[:, 0] > 3).long())
+        ...         return dataset, dataset
+        >>> coins = Coins(num_clients=4)
+        >>> [f"{name}: {len(dataset)}" for name, dataset in coins.client_datasets().items()]
+        ['client-0: 2', 'client-1: 2', 'client-2: 2', 'client-3: 2']
+        >>> coins.num_classes, len(coins.test_dataset)
+        (2, 8)
+    """
+
+    batch_size: int = 64
+
+    def __init__(
+        self, num_clients: int, partitioner: Partitioner | None = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.num_clients = check_int("num_clients", num_clients, minimum=1)
+        if not isinstance(partitioner, Partitioner | None):
+            raise ConfigurationError(
+                expected(
+                    "partitioner",
+                    "a Partitioner or None",
+                    partitioner,
+                    hint="`IIDPartitioner()` or `DegreeOfNonIID(q=0.5)`, for instance.",
+                )
+            )
+        self.partitioner = partitioner if partitioner is not None else IIDPartitioner()
+        self.seed = check_int("seed", seed)
+
+    @abstractmethod
+    def load(self) -> tuple[TensorDataset, TensorDataset]:
+        """Return training and test data, each of inputs $(N, ...)$ and int64 labels $(N,)$.
+
+        It is called once. It must return the same data each time, in every process.
+        """
+
+    @staticmethod
+    def from_datamodule(
+        datamodule: pl.LightningDataModule,
+        *,
+        num_clients: int,
+        partitioner: Partitioner | None = None,
+        seed: int = 0,
+    ) -> FederatedDataModule:
+        """Split the training data of any LightningDataModule over clients.
+
+        Its `prepare_data`, `setup`, `train_dataloader` and `test_dataloader` are called; only the
+        data sets of the loaders are used. Every sample is read once and kept in memory, with random
+        number generators seeded, so that a random split or augmentation comes out the same in every
+        process.
+
+        Args:
+            datamodule: A data module whose samples are pairs of a tensor and a label.
+            num_clients: Number of clients.
+            partitioner: Who holds what; `None` means `IIDPartitioner()`.
+            seed: Seed of the partition and of whatever the data module draws.
+
+        Raises:
+            ConfigurationError: On first use, if the loaders or samples are of another kind.
+        """
+        return _FromDataModule(datamodule, num_clients, partitioner, seed)
+
+    @cached_property
+    def _datasets(self) -> tuple[TensorDataset, TensorDataset]:
+        train, test = self.load()
+        for dataset in (train, test):
+            _check_dataset(f"{type(self).__name__}.load", dataset)
+        return train, test
+
+    @cached_property
+    def _clients(self) -> dict[str, TensorDataset]:
+        inputs, labels = self.train_dataset.tensors
+        generator = numpy_generator(self.seed, "partition")
+        parts = self.partitioner(labels.numpy(), self.num_clients, generator)
+        indices = [torch.from_numpy(part) for part in parts]
+        return {
+            client_id: TensorDataset(inputs[index], labels[index])
+            for client_id, index in zip(self.client_ids, indices, strict=True)
+        }
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """`client-00`, `client-01`, ...: zero-padded, so that their order is the alphabet's."""
+        width = len(str(self.num_clients - 1))
+        return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
+
+    @property
+    def train_dataset(self) -> TensorDataset:
+        """The training data of all clients together."""
+        return self._datasets[0]
+
+    @property
+    def test_dataset(self) -> TensorDataset:
+        """The test data, which belong to no client."""
+        return self._datasets[1]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: one more than the largest label."""
+        return 1 + max(int(dataset.tensors[1].max()) for dataset in self._datasets)
+
+    def client_datasets(self) -> dict[str, TensorDataset]:
+        """Return every client's training data, by client id, in order."""
+        return dict(self._clients)
+
+    def setup(self, stage: str) -> None:
+        """Load the data, if that has not happened yet."""
+        self._datasets  # noqa: B018 - a cached property that loads
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+        """Return a shuffling loader of all clients' training data together."""
+        return DataLoader(
+            self.train_dataset,
+            batch_size=self.batch_size,
+            shuffle=True,
+            generator=torch_generator(self.seed, "pooled-loader"),
+        )
+
+    def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+        """Return a loader of the test data."""
+        return DataLoader(self.test_dataset, batch_size=self.batch_size)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_clients={self.num_clients}, "
+            f"partitioner={self.partitioner!r}, seed={self.seed})"
+        )
+
+    __str__ = __repr__  # Lightning's would load the data to print it
+
+
+class _FromDataModule(FederatedDataModule):
+    """The data of another data module."""
+
+    def __init__(
+        self,
+        datamodule: pl.LightningDataModule,
+        num_clients: int,
+        partitioner: Partitioner | None,
+        seed: int,
+    ) -> None:
+        super().__init__(num_clients, partitioner, seed)
+        # Not isinstance: a data module of `lightning.pytorch` is as good, but another class.
+        needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
+        if not all(callable(getattr(datamodule, name, None)) for name in needed):
+            raise ConfigurationError(expected("datamodule", "a LightningDataModule", datamodule))
+        self.datamodule = datamodule
+
+    def load(self) -> tuple[TensorDataset, TensorDataset]:
+        data = self.datamodule
+        draws = key(self.seed, "datamodule") % 2**32
+        with isolate_rng(include_cuda=False):
+            torch.manual_seed(draws)
+            np.random.seed(draws)  # noqa: NPY002 - what the user's code may draw from
+            random.seed(draws)
+            data.prepare_data()
+            data.setup("fit")
+            train = self._read("train_dataloader", data.train_dataloader)
+            data.setup("test")
+            test = self._read("test_dataloader", data.test_dataloader)
+        return train, test
+
+    def _read(self, name: str, make_loader: Callable[[], Any]) -> TensorDataset:
+        """Read every sample behind a loader into memory."""
+        method = f"{type(self.datamodule).__name__}.{name}"
+        try:
+            dataset: Any = getattr(make_loader(), "dataset", None)
+        except MisconfigurationException as error:
+            raise ConfigurationError(f"Cannot call {method}. HINT: write this method.") from error
+        if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+            inputs, labels = dataset.tensors
+        else:
+            inputs, labels = self._stack(method, dataset)
+        # Labels that are not integers are left for the check to refuse.
+        result = TensorDataset(inputs, labels if labels.is_floating_point() else labels.long())
+        _check_dataset(method, result)
+        return result
+
+    @staticmethod
+    def _stack(method: str, dataset: Any) -> tuple[Tensor, Tensor]:
+        sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if not sized or isinstance(dataset, IterableDataset):
+            raise ConfigurationError(
+                f"Expected {method} to return one DataLoader over a map-style dataset, "
+                f"but its dataset is {dataset!r}. HINT: give it `__len__` and `__getitem__`."
+            )
+        samples = [dataset[i] for i in range(len(dataset))]
+        for sample in samples:
+            pair = isinstance(sample, tuple | list) and len(sample) == 2
+            if not (pair and isinstance(sample[0], Tensor) and hasattr(sample[1], "__index__")):
+                raise ConfigurationError(
+                    f"Expected the samples of {method} to be pairs of a tensor and a class label, "
+                    f"but got {sample!r}. HINT: give the dataset a transform that makes tensors."
+                )
+        shapes = sorted({tuple(sample[0].shape) for sample in samples})
+        if len(shapes) != 1:
+            raise ConfigurationError(
+                f"Expected the samples of {method} to be of one shape, but got {shapes[:5]}. "
+                "HINT: give the dataset a transform that makes them equal, and at least one sample."
+            )
+        labels = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
+        return torch.stack([sample[0] for sample in samples]), labels
+
+
+def _check_dataset(source: str, dataset: object) -> None:
+    """Raise unless this is a non-empty TensorDataset of inputs and class labels."""
+    found: object = type(dataset).__name__
+    if isinstance(dataset, TensorDataset):
+        found = [(t.dtype, tuple(t.shape)) for t in dataset.tensors]
+        if len(dataset.tensors) == 2 and len(dataset) > 0:
+            labels = dataset.tensors[1]
+            if labels.ndim == 1 and labels.dtype == torch.int64:
+                if int(labels.min()) >= 0:
+                    return
+                found = f"label {int(labels.min())}"
+    raise ConfigurationError(
+        f"Expected {source} to give a TensorDataset with inputs (N, ...) and int64 labels (N,) of "
+        f"0 or more, N >= 1, but got {found}."
+    )

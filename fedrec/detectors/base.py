@@ -1,0 +1,75 @@
+"""The abstract detector."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedrec.component import Component
+from fedrec.types import Detection, RoundRecord
+
+if TYPE_CHECKING:
+    from fedrec.history.base import HistoryStore
+
+__all__ = ["Detector"]
+
+
+class Detector(Component, ABC):
+    """Finds malicious clients from what the server sees, online or from a stored history.
+
+    Write `observe` and `result`, and `reset` if there is state. A constructor argument `action`
+    ("report" or "stop") says whether a decision ends the recording; stored as `self.action`.
+
+    Examples:
+        >>> class Loudest(Detector):
+        ...     "Flags whoever sent the largest update so far."
+        ...     def __init__(self):
+        ...         self.reset()
+        ...     def reset(self, truth=()):
+        ...         self.norms = {}
+        ...     def observe(self, record):
+        ...         for client, row in zip(record.client_ids, record.updates):
+        ...             self.norms[client] = max(self.norms.get(client, 0.0), float(row.norm()))
+        ...     def result(self):
+        ...         worst = max(self.norms, key=self.norms.get)
+        ...         return Detection(malicious=(worst,), seen=tuple(sorted(self.norms)), round=0)
+    """
+
+    action: str = "report"
+
+    @abstractmethod
+    def observe(self, record: RoundRecord) -> None:
+        """Look at one round; called once per round, in order.
+
+        Args:
+            record: The round as the server stored it.
+        """
+
+    @abstractmethod
+    def result(self) -> Detection:
+        """Return the verdict so far; `Detection.round` is `None` while there is no decision."""
+
+    def reset(self, truth: Sequence[str] = ()) -> None:
+        """Forget everything observed.
+
+        Args:
+            truth: The clients that are malicious; only oracles look at it.
+        """
+
+    def detect(self, history: HistoryStore, truth: Sequence[str] | None = None) -> Detection:
+        """Replay a history and return the verdict, as if the detector had watched it live.
+
+        Args:
+            history: The recording.
+            truth: The clients that are malicious, for oracles; by default as recorded.
+
+        Returns:
+            The verdict after the last round (after the deciding round with `action="stop"`).
+        """
+        self.reset(history.manifest.malicious if truth is None else truth)
+        for t in history.rounds():
+            self.observe(history.read_round(t))
+            if self.action == "stop" and self.result().round is not None:
+                break
+        return self.result()

@@ -1,0 +1,191 @@
+"""FLDetector: malicious clients are those whose updates cannot be predicted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_choice, check_float, check_int
+from fedrec.detectors.base import Detector
+from fedrec.functional.fldetector import consistency_scores, gap_statistic, upper_cluster
+from fedrec.functional.lbfgs import lbfgs_hvp
+from fedrec.types import Detection, RoundRecord
+
+__all__ = ["FLDetector"]
+
+# A pair with less curvature than this (s.y over s.s) says nothing about a positive Hessian.
+_MIN_CURVATURE = 1e-8
+
+
+class FLDetector(Detector):
+    r"""Flags the clients whose updates are inconsistent with how the global weights moved.
+
+    Each round the server predicts a client's update from its last one,
+    $\hat g_i^t = g_i^{t-1} + \hat H (w_t - w_{t-1})$, with one L-BFGS Hessian for all clients,
+    built from the last `buffer_size` differences of global weights and of aggregates. A client's
+    score is its distance from the prediction, relative to the mean over the clients of the round,
+    averaged over the last `window` rounds. Once the gap statistic says that the scores form more
+    than one cluster, they are split by 2-means and the upper cluster is flagged. The verdict then
+    stays.
+
+    A client that did not take part in the round before has no prediction and is not scored. Pairs
+    of rounds without positive curvature are not used; without any, the prediction is the last
+    update.
+
+    The gap statistic is asked again every round, so its false alarms add up. With `window=10`, on
+    20 benign iid clients and batches of 16 (30 runs of 500 rounds), the rule of the paper
+    (`standard_errors=1`) raised a false alarm at some point in every run, 2 in two runs of three,
+    3 in one of eight, while clients under a Trim attack were found in the first test with all
+    three. It is not suited to clients whose data differ so much that some are always harder to
+    predict, nor to many rounds of full-batch training, where differences between benign clients are
+    all that is left once the model has converged.
+
+    Args:
+        window: Rounds a score is averaged over; the first verdict can come after this many scored
+            rounds.
+        buffer_size: L-BFGS pairs.
+        start_round: First round that is scored, at least 1; earlier ones only fill the buffer.
+        max_clusters: Largest number of clusters the gap statistic tries.
+        num_references: Reference sets of the gap statistic.
+        standard_errors: How many standard errors a further cluster has to gain in the gap
+            statistic; see `fedrec.functional.gap_statistic` for the false alarms to expect.
+        action: `"report"`, or `"stop"` to end the recording at the verdict.
+        seed: Seed of the reference sets.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    References:
+        - Zhang et al., FLDetector: Defending Federated Learning Against Model Poisoning Attacks
+          via Detecting Malicious Clients, KDD 2022.
+
+    Examples:
+        >>> FLDetector(window=20).result()
+        Detection(malicious=(), seen=(), round=None, scores={})
+    """
+
+    def __init__(
+        self,
+        window: int = 10,
+        buffer_size: int = 10,
+        start_round: int = 20,
+        max_clusters: int = 7,
+        num_references: int = 100,
+        standard_errors: float = 3.0,
+        action: str = "report",
+        seed: int = 0,
+    ) -> None:
+        self.window = check_int("window", window, minimum=1)
+        self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
+        self.start_round = check_int("start_round", start_round, minimum=1)
+        self.max_clusters = check_int("max_clusters", max_clusters, minimum=2)
+        self.num_references = check_int("num_references", num_references, minimum=2)
+        self.standard_errors = check_float("standard_errors", standard_errors, minimum=0.0)
+        self.action = check_choice("action", action, ["report", "stop"])
+        self.seed = check_int("seed", seed, minimum=0)
+        self.reset()
+
+    def reset(self, truth: Sequence[str] = ()) -> None:
+        """Forget everything observed.
+
+        Args:
+            truth: Not looked at.
+        """
+        self._seen: set[str] = set()
+        self._previous: RoundRecord | None = None
+        self._pairs: deque[tuple[Tensor, Tensor] | None] = deque(maxlen=self.buffer_size)
+        self._scored: deque[dict[str, float]] = deque(maxlen=self.window)
+        self._verdict: Detection | None = None
+
+    def observe(self, record: RoundRecord) -> None:
+        """Score the round's clients and, once there are enough scores, look for clusters."""
+        self._seen.update(record.client_ids, record.cohort)
+        if self._verdict is not None:
+            return
+        previous = self._previous
+        if previous is not None:
+            delta_w = record.global_weights - previous.global_weights
+            if record.round >= self.start_round:
+                self._score(previous, record, delta_w)
+                if len(self._scored) == self.window:
+                    self._decide(record.round)
+            self._pairs.append(_pair(delta_w, record.aggregate - previous.aggregate))
+        self._previous = _own(record, previous)
+
+    def result(self) -> Detection:
+        """Return the verdict, or the scores so far."""
+        seen = tuple(sorted(self._seen))
+        if self._verdict is None:
+            return Detection(malicious=(), seen=seen, scores=self._scores())
+        return replace(self._verdict, seen=seen)
+
+    def _score(self, previous: RoundRecord, record: RoundRecord, delta_w: Tensor) -> None:
+        before = set(previous.client_ids)
+        clients = tuple(c for c in record.client_ids if c in before)
+        if not clients:
+            self._scored.append({})
+            return
+        if previous.client_ids != clients:
+            previous = previous.select(clients)
+        if record.client_ids != clients:
+            record = record.select(clients)
+        scores = consistency_scores(previous.updates, record.updates, self._hvp(delta_w))
+        # Relative to the mean: comparable between rounds with different numbers of clients.
+        scores = scores * len(clients)
+        self._scored.append(dict(zip(clients, scores.tolist(), strict=True)))
+
+    def _hvp(self, delta_w: Tensor) -> Tensor:
+        """Multiply the shared Hessian; zero where there is nothing to build it from."""
+        pairs = [pair for pair in self._pairs if pair is not None]
+        if not pairs:
+            return torch.zeros_like(delta_w)
+        s, y = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        product = lbfgs_hvp(s, y[None], delta_w)[0]
+        return product if bool(torch.isfinite(product).all()) else torch.zeros_like(delta_w)
+
+    def _scores(self) -> Mapping[str, float]:
+        """Average each client's scores over the rounds of the window it was scored in."""
+        by_client: dict[str, list[float]] = {}
+        for scored in self._scored:
+            for client, score in scored.items():
+                by_client.setdefault(client, []).append(score)
+        return {c: sum(by_client[c]) / len(by_client[c]) for c in sorted(by_client)}
+
+    def _decide(self, t: int) -> None:
+        scores = self._scores()
+        values = torch.tensor(list(scores.values()), dtype=torch.float64)
+        clusters = gap_statistic(
+            values, self.max_clusters, self.num_references, self.standard_errors, self.seed
+        )
+        if clusters > 1:
+            flagged = upper_cluster(values).tolist()
+            malicious = tuple(c for c, flag in zip(scores, flagged, strict=True) if flag)
+            self._verdict = Detection(malicious=malicious, seen=(), round=t, scores=scores)
+
+
+def _own(record: RoundRecord, previous: RoundRecord | None) -> RoundRecord:
+    """Copy what the next round is compared with: the caller may reuse its memory.
+
+    The largest copy goes where the one before was.
+    """
+    updates = record.updates
+    if previous is None or previous.updates.shape != updates.shape:
+        copy = updates.clone()
+    else:
+        copy = previous.updates.copy_(updates)
+    return replace(
+        record,
+        global_weights=record.global_weights.clone(),
+        updates=copy,
+        aggregate=record.aggregate.clone(),
+    )
+
+
+def _pair(delta_w: Tensor, delta_g: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the pair if it has positive curvature."""
+    usable = delta_w @ delta_g > _MIN_CURVATURE * (delta_w @ delta_w)
+    return (delta_w, delta_g) if bool(usable) and bool(delta_w.any()) else None

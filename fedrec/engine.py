@@ -1,0 +1,233 @@
+"""What recording and recovery share: asking clients, the attack, the checks, the server step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.clients.base import Client
+from fedrec.clients.lightning import LightningClient
+from fedrec.exceptions import UpdateError
+from fedrec.executors.base import Executor
+from fedrec.federation import Federation
+from fedrec.types import AttackContext, CohortUpdates, LocalWork, Phase, RoundContext
+
+__all__ = ["Engine"]
+
+
+@dataclass(kw_only=True, eq=False)
+class Engine:
+    """One round's parts, for one phase of one federation.
+
+    Args:
+        federation: Clients and model.
+        phase: `"record"` or `"recover"`.
+        executor: Computes honest updates.
+        aggregator: The aggregation rule.
+        server_lr: Learning rate of the server step.
+        attack: What malicious clients do, or `None`.
+        malicious: Malicious clients that take part in this phase.
+        seed: Seed of the recording.
+        device: Where tensors live.
+        autocast: Context manager of the chosen precision.
+        batch_policy: `"replay"` or `"fresh"`.
+        on_bad_update: `"raise"` or `"drop"`.
+    """
+
+    federation: Federation
+    phase: Phase
+    executor: Executor
+    aggregator: Aggregator
+    server_lr: float
+    attack: Attack | None
+    malicious: frozenset[str]
+    seed: int
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]]
+    batch_policy: str = "replay"
+    on_bad_update: str = "raise"
+    last_aggregate: Tensor | None = None
+    buffers: Tensor | None = None
+    clients: dict[str, Client] = field(init=False)
+    _crafted: tuple[int, CohortUpdates] | None = field(init=False, default=None)
+    _new_buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
+
+    def _poisoned(self, client: Client) -> Client:
+        if self.attack is None or client.client_id not in self.malicious:
+            return client
+        if not isinstance(client, LightningClient):
+            return client
+        dataset = self.attack.poison_dataset(client.dataset, client.client_id)
+        return client if dataset is client.dataset else client.with_dataset(dataset)
+
+    def context(
+        self,
+        t: int,
+        client_ids: Sequence[str],
+        global_weights: Tensor,
+        logger: Callable[[str, float], None],
+    ) -> RoundContext:
+        """Make the context that clients of this round get."""
+        return RoundContext(
+            round=t,
+            phase=self.phase,
+            client_ids=tuple(client_ids),
+            global_weights=global_weights,
+            layout=self.federation.layout,
+            seed=self.seed,
+            purpose="client",
+            device=self.device,
+            autocast=self.autocast,
+            logger=logger,
+            server_data=self.federation.server_data,
+            batch_policy=self.batch_policy,
+            buffers=self.buffers,
+        )
+
+    def ask(
+        self, ctx: RoundContext, client_ids: Sequence[str], work: LocalWork | None = None
+    ) -> CohortUpdates:
+        """Get what these clients send: honest updates, attacked where malicious, then checked.
+
+        A full-knowledge attacker sees the honest updates of the whole cohort, also where only some
+        clients are asked. Those are computed once per round, as part of the simulation.
+        """
+        asked = list(client_ids)
+        attacks = (
+            self.attack is not None
+            and type(self.attack).craft is not Attack.craft
+            and not self.malicious.isdisjoint(asked)
+        )
+        if attacks and self.attack is not None and self.attack.full_knowledge:
+            if work is None and self._crafted is not None and self._crafted[0] == ctx.round:
+                sent = self._crafted[1]
+            else:
+                sent = self._craft(ctx, self._compute(ctx, ctx.client_ids, work))
+                self._crafted = (ctx.round, sent) if work is None else self._crafted
+            sent = _select(sent, asked)
+        else:
+            sent = self._compute(ctx, asked, work)
+            if attacks:
+                sent = self._craft(ctx, sent)
+        sent = self._check(sent)
+        if sent.buffers is not None:
+            self._new_buffers.append((sent.num_samples, sent.buffers))
+        return sent
+
+    def _compute(
+        self, ctx: RoundContext, client_ids: Sequence[str], work: LocalWork | None
+    ) -> CohortUpdates:
+        if work is not None:
+            ctx = dataclasses.replace(ctx, work=work)
+        clients = [self.clients[c] for c in client_ids]
+        return self.executor.compute(clients, ctx.global_weights, ctx)
+
+    def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
+        if self.attack is None or not sent.client_ids:
+            return sent
+        fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(RoundContext)}
+        attack_ctx = AttackContext(
+            **{**fields, "purpose": "attack", "client_ids": sent.client_ids},
+            aggregator=self.aggregator,
+            server_lr=self.server_lr,
+            last_aggregate=self.last_aggregate,
+            num_malicious=len(self.malicious),
+            num_malicious_total=len(self.federation.malicious),
+        )
+        mask = torch.tensor([c in self.malicious for c in sent.client_ids], device=self.device)
+        if not bool(mask.any()):
+            return sent
+        crafted = self.attack.craft(sent.updates, mask, attack_ctx)
+        if crafted.shape != sent.updates.shape:
+            raise UpdateError(
+                f"Expected {type(self.attack).__name__}.craft to return shape "
+                f"{tuple(sent.updates.shape)}, but got {tuple(crafted.shape)}."
+            )
+        return dataclasses.replace(sent, updates=crafted)
+
+    def _check(self, sent: CohortUpdates) -> CohortUpdates:
+        """Refuse by name what is not finite, mis-shaped or not an update at all."""
+        refused: dict[str, str] = dict(sent.refused)
+        if sent.client_ids and not torch.isfinite(sent.updates.sum()):
+            finite = torch.isfinite(sent.updates).all(dim=1).tolist()
+            for client_id, ok in zip(sent.client_ids, finite, strict=True):
+                if not ok:
+                    refused[client_id] = "the update has NaN or infinity"
+            keep = [c for c in sent.client_ids if c not in refused]
+            sent = dataclasses.replace(_select(sent, keep), refused=refused)
+        if refused and self.on_bad_update == "raise":
+            reasons = "; ".join(f"client {c!r}: {why}" for c, why in refused.items())
+            raise UpdateError(
+                f"Refused updates: {reasons}. Nothing of this round was stored. HINT: lower the "
+                'learning rate if training diverges, or leave such clients out with `on_bad_update="drop"`.'
+            )
+        return sent
+
+    def server_step(
+        self,
+        ctx: RoundContext,
+        updates: Tensor,
+        num_samples: Tensor,
+        client_ids: Sequence[str],
+        global_weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Aggregate, then step.
+
+        Returns:
+            The next global weights and the aggregate, each of shape $(d,)$.
+        """
+        aggregate_ctx = dataclasses.replace(
+            ctx, purpose="aggregator", client_ids=tuple(client_ids)
+        )
+        weights = num_samples.to(updates) / num_samples.sum().to(updates)
+        aggregate = self.aggregator(updates, weights, aggregate_ctx)
+        self.last_aggregate = aggregate
+        return self.apply(global_weights, aggregate), aggregate
+
+    def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
+        """Return `global_weights - server_lr * aggregate`."""
+        return global_weights - self.server_lr * aggregate
+
+    def end_round(self) -> None:
+        """Average the buffers of the clients asked in this round, weighted by samples."""
+        self._crafted = None
+        if self._new_buffers:
+            weights = torch.cat([w for w, _ in self._new_buffers]).double()
+            values = torch.cat([b for _, b in self._new_buffers]).double()
+            mean = (weights / weights.sum()) @ values.to(weights.device)
+            self.buffers = mean.float().to(self.device)
+            self._new_buffers.clear()
+
+    def plan(self, global_weights: Tensor) -> dict[str, Any]:
+        """Let the executor choose its path, and describe it."""
+        ids = self.federation.client_ids
+        ctx = self.context(0, ids, global_weights, lambda name, value: None)
+        return self.executor.plan(list(self.clients.values()), global_weights, ctx)
+
+
+def _select(sent: CohortUpdates, client_ids: Sequence[str]) -> CohortUpdates:
+    """Keep these clients, in this order, as far as they are there."""
+    index: Mapping[str, int] = {c: i for i, c in enumerate(sent.client_ids)}
+    ids = [c for c in client_ids if c in index]
+    if tuple(ids) == sent.client_ids:
+        return sent
+    rows = [index[c] for c in ids]
+    return dataclasses.replace(
+        sent,
+        client_ids=tuple(ids),
+        updates=sent.updates[rows],
+        num_samples=sent.num_samples[rows],
+        refused={c: why for c, why in sent.refused.items() if c in set(client_ids)},
+        buffers=None if sent.buffers is None else sent.buffers[rows],
+    )

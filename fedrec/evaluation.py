@@ -1,0 +1,92 @@
+"""Testing global weights: error and attack success."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fedrec.attacks.base import Attack
+from fedrec.exceptions import ConfigurationError
+from fedrec.federation import Federation
+from fedrec.metrics import AttackSuccessRate, TestErrorRate
+from fedrec.random import numpy_generator
+
+__all__ = ["evaluate", "fixed_subset"]
+
+_BATCH = 1024
+
+
+def fixed_subset(dataset: Dataset[Any], size: int | None, seed: int) -> Dataset[Any]:
+    """Return a seeded subset of at most `size` samples, the same for every caller."""
+    total = len(dataset)  # type: ignore[arg-type]
+    if size is None or size >= total:
+        return dataset
+    chosen = numpy_generator(seed, "evaluation").permutation(total)[:size]
+    if isinstance(dataset, TensorDataset):
+        index = torch.from_numpy(chosen)
+        return TensorDataset(*(t[index] for t in dataset.tensors))
+    return torch.utils.data.Subset(dataset, chosen.tolist())
+
+
+def _batches(dataset: Dataset[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        x, y = dataset.tensors
+        yield from zip(x.split(_BATCH), y.split(_BATCH), strict=True)
+        return
+    for batch in DataLoader(dataset, batch_size=_BATCH):
+        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+            raise ConfigurationError(
+                "Expected the test data set to give (input, label) pairs, "
+                f"but got {type(batch).__name__}."
+            )
+        yield batch[0], batch[1]
+
+
+def evaluate(
+    federation: Federation,
+    dataset: Dataset[Any],
+    global_weights: Tensor,
+    *,
+    attack: Attack | None,
+    buffers: Tensor | None,
+    device: torch.device,
+) -> dict[str, float | None]:
+    """Compute test error rate and, for a targeted attack, attack success rate.
+
+    Args:
+        federation: Its module's `forward` gives logits, shape $(N, classes)$.
+        dataset: Pairs of input and label.
+        global_weights: Shape $(d,)$.
+        attack: Gives trigger and target label.
+        buffers: Persistent buffers, shape $(b,)$, or `None`.
+        device: Where to compute.
+
+    Returns:
+        `{"ter": ..., "asr": ...}`, fractions in [0, 1]; `asr` is `None` where it is undefined.
+    """
+    module = federation.module
+    federation.layout.load(module, global_weights)
+    if buffers is not None:
+        federation.layout.load_buffers(module, buffers)
+    was_training = module.training
+    module.eval()
+    ter = TestErrorRate().to(device)
+    target = None if attack is None else attack.target_label
+    asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
+    counted = 0
+    with torch.no_grad():
+        for x, y in _batches(dataset):
+            x, y = x.to(device), y.to(device)
+            ter.update(module(x), y)
+            if asr is not None and attack is not None:
+                counted += int((y != target).sum())
+                asr.update(module(attack.trigger(x)), y)
+    module.train(was_training)
+    return {
+        "ter": float(ter.compute()),
+        "asr": float(asr.compute()) if asr is not None and counted else None,
+    }

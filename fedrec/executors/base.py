@@ -1,0 +1,49 @@
+"""The abstract executor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedrec.clients.base import Client
+from fedrec.types import CohortUpdates, RoundContext
+
+__all__ = ["Executor"]
+
+
+class Executor(ABC):
+    """Computes the updates of a round's clients."""
+
+    @abstractmethod
+    def compute(
+        self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
+    ) -> CohortUpdates:
+        """Compute what each client would send, honestly, from the same global weights.
+
+        Args:
+            clients: The $m$ clients to ask, in row order.
+            global_weights: Shape $(d,)$; not changed.
+            ctx: The round.
+
+        Returns:
+            One row per client, in the order of `clients`. What is mis-shaped or non-finite is
+            found by the caller.
+        """
+
+    def plan(
+        self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
+    ) -> dict[str, Any]:
+        """Choose the path for these clients by a static rule, and describe it.
+
+        The loop stores the description with the recording and refuses to resume under another one,
+        since only the same path gives the same bits.
+
+        Args:
+            clients: All clients of the federation.
+            global_weights: Shape $(d,)$.
+            ctx: A round to try things on.
+        """
+        return {"executor": type(self).__name__}

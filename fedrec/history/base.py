@@ -1,0 +1,104 @@
+"""The abstract history store."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from fedrec.exceptions import HistoryFormatError
+from fedrec.history.manifest import Manifest
+from fedrec.types import RoundRecord
+
+__all__ = ["HistoryStore"]
+
+
+class HistoryStore(ABC):
+    """What the server stored while training: one `RoundRecord` per round, and a `Manifest`.
+
+    The life of a store: `begin(manifest)` once, `write_round` for rounds 0, 1, 2, ... in order,
+    `close`. Reading works at any time. A store is a context manager.
+    """
+
+    @property
+    @abstractmethod
+    def manifest(self) -> Manifest:
+        """The manifest.
+
+        Raises:
+            HistoryFormatError: If nothing has been recorded yet.
+        """
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether nothing, not even a manifest, has been written yet."""
+
+    @abstractmethod
+    def begin(self, manifest: Manifest) -> None:
+        """Start a recording in an empty store.
+
+        Raises:
+            HistoryFormatError: If the store already holds a recording.
+        """
+
+    @abstractmethod
+    def write_round(self, record: RoundRecord) -> None:
+        """Append a round; when this returns, the round is as safe as the store can make it.
+
+        Args:
+            record: The round; its number is the number of rounds stored so far, its clients are
+                in the manifest.
+
+        Raises:
+            HistoryError: If it is not the next round, names an unknown client or one twice, or
+                has numbers that are not finite.
+            ShapeError: If a shape or dtype differs from the manifest's.
+            HistoryFullError: If there is no room; all earlier rounds are intact.
+        """
+
+    @abstractmethod
+    def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+        """Read a round; the result owns its memory.
+
+        Args:
+            t: Round, 0-based.
+            client_ids: Read only these clients' updates, in this order; `None` for all.
+
+        Raises:
+            RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+
+    @abstractmethod
+    def rounds(self) -> range:
+        """Return the rounds that are stored, `range(0, k)`."""
+
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Return the bytes the store takes."""
+
+    def close(self) -> None:
+        """Release what the store holds. Closing twice is fine."""
+
+    def check_model(self, fingerprint: str, num_parameters: int) -> None:
+        """Raise `HistoryFormatError` if the recording is of another model."""
+        if self.manifest.model_fingerprint != fingerprint:
+            raise HistoryFormatError(
+                f"The history was recorded for a model with {self.manifest.num_parameters} "
+                f"parameters (fingerprint {self.manifest.model_fingerprint}), but this model has "
+                f"{num_parameters} (fingerprint {fingerprint}). HINT: build the model with the "
+                "same layers and names, or record again."
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,58 @@
+"""Rounds as the loop sees them (torch), and as stores keep them (NumPy)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedrec.exceptions import ShapeError
+from fedrec.history.rounds import RoundArrays
+from fedrec.types import RoundRecord
+
+__all__ = ["to_arrays", "to_record"]
+
+
+def to_arrays(record: RoundRecord) -> RoundArrays:
+    """Return a record as arrays, which share its memory where that is possible.
+
+    Raises:
+        ShapeError: If a tensor is not float32 (`num_samples`: int64).
+    """
+
+    def array(name: str, tensor: Tensor, dtype: torch.dtype = torch.float32) -> NDArray[Any]:
+        if tensor.dtype != dtype:
+            raise ShapeError(
+                f"Expected `{name}` of round {record.round} to be {dtype}, but got {tensor.dtype}."
+            )
+        result: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
+        return result
+
+    return RoundArrays(
+        round=record.round,
+        global_weights=array("global_weights", record.global_weights),
+        client_ids=tuple(record.client_ids),
+        updates=array("updates", record.updates),
+        num_samples=array("num_samples", record.num_samples, torch.int64),
+        aggregate=array("aggregate", record.aggregate),
+        cohort=tuple(record.cohort),
+        refused=dict(record.refused),
+        buffers=None if record.buffers is None else array("buffers", record.buffers),
+    )
+
+
+def to_record(arrays: RoundArrays) -> RoundRecord:
+    """Return arrays as a record, which shares their memory."""
+    return RoundRecord(
+        round=arrays.round,
+        global_weights=torch.from_numpy(arrays.global_weights),
+        client_ids=arrays.client_ids,
+        updates=torch.from_numpy(arrays.updates),
+        num_samples=torch.from_numpy(arrays.num_samples),
+        aggregate=torch.from_numpy(arrays.aggregate),
+        cohort=arrays.cohort,
+        refused=arrays.refused,
+        buffers=None if arrays.buffers is None else torch.from_numpy(arrays.buffers),
+    )

@@ -1,0 +1,300 @@
+"""The LMDB environment below a history, opened with care.
+
+LMDB has no checksums, kills the process that reads a truncated file, must not be used after a
+fork, and cannot be opened twice in a process. This module deals with all but the first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lmdb
+
+from fedrec.exceptions import (
+    HistoryCorruptedError,
+    HistoryError,
+    HistoryFormatError,
+    HistoryFullError,
+)
+
+__all__ = ["Environment"]
+
+DATA = "data.mdb"
+DATABASES = ("meta", "models", "updates", "rounds")
+_MAP_SIZE = 2**40
+_SMALLEST_MAP_SIZE = 2**26
+_SMALLEST_FILE = 2 * 4096
+_SLACK = 2**20
+
+
+class Environment:
+    """An open LMDB environment, shared by all stores of one directory in a process.
+
+    Use `acquire`, not the constructor.
+
+    Args:
+        directory: Directory of the history.
+        map_size: Bytes of address space to reserve, or `None` for 1 TiB.
+
+    Raises:
+        HistoryFormatError: If the directory holds something else than a history.
+        HistoryCorruptedError: If the file is truncated or damaged.
+        HistoryError: If it cannot be opened.
+    """
+
+    _shared: ClassVar[dict[tuple[int, int], Environment]] = {}
+    _mutex = threading.Lock()
+
+    def __init__(self, directory: Path, map_size: int | None) -> None:
+        self.directory = directory
+        self.pid = os.getpid()
+        self._users = 0
+        self._data = directory / DATA
+        size = self._data.stat().st_size
+        if size < _SMALLEST_FILE:  # LMDB would take an empty file for a new one
+            raise self._truncated(size, _SMALLEST_FILE)
+        self._env = _open_lmdb(directory, map_size)
+        try:
+            self._page_bytes = self._env.stat()["psize"]
+            self._check_size()
+            self._env.reader_check()
+            # For a moment this waits for a process that is just committing a round: handles that
+            # are opened in a read transaction do not outlive it.
+            self._databases = {
+                name: self._env.open_db(name.encode(), create=False) for name in DATABASES
+            }
+        except BaseException as error:
+            self._env.close()
+            if isinstance(error, lmdb.NotFoundError):
+                raise _foreign(directory) from error
+            if isinstance(error, lmdb.Error):
+                raise self._damaged(error) from error
+            raise
+
+    @classmethod
+    def create(cls, directory: Path, key: bytes, record: bytes, map_size: int | None) -> None:
+        """Put a new environment with one record in its `meta` database on disk.
+
+        It is made beside its place and moved there when it is complete and durable.
+
+        Raises:
+            HistoryError: If it cannot be done; nothing is left in place then.
+        """
+        new = directory / "new"
+        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed here
+        new.mkdir()
+        env = _open_lmdb(new, map_size)
+        try:
+            databases = {name: env.open_db(name.encode()) for name in DATABASES}
+            with env.begin(write=True) as txn:
+                txn.put(key, record, db=databases["meta"])
+        except lmdb.Error as error:
+            raise _write_error(directory, error, len(record)) from error
+        finally:
+            env.close()
+        (new / DATA).replace(directory / DATA)
+        shutil.rmtree(new)
+        for entered in (directory, directory.absolute().parent):  # names are durable only now
+            file = os.open(entered, os.O_RDONLY)
+            os.fsync(file)
+            os.close(file)
+
+    @classmethod
+    def acquire(cls, directory: Path, map_size: int | None) -> Environment:
+        """Return this process's environment of a directory, opening it if need be.
+
+        Raises:
+            HistoryFormatError: If there is none on disk.
+        """
+        with cls._mutex:
+            try:
+                status = (directory / DATA).stat()
+            except OSError as error:
+                raise HistoryFormatError(
+                    f"Nothing has been recorded in `{directory}`. HINT: check the path."
+                ) from error
+            identity = (status.st_dev, status.st_ino)
+            found = cls._shared.get(identity)
+            if found is not None and found.pid != os.getpid():
+                found._env.close()  # inherited by a fork; LMDB must not use it here
+                found = None
+            if found is None:
+                found = cls._shared[identity] = cls(directory, map_size)
+            found._users += 1
+            return found
+
+    def release(self) -> None:
+        """Give back what `acquire` returned; the last user closes the environment."""
+        with self._mutex:
+            self._users -= 1
+            if self._users == 0 and self.pid == os.getpid():
+                self._env.close()
+                for identity in [i for i, shared in self._shared.items() if shared is self]:
+                    del self._shared[identity]
+
+    @contextmanager
+    def read(self) -> Iterator[lmdb.Transaction[memoryview]]:
+        """Begin a read transaction; its values are views that die with it."""
+        self._check_size()
+        try:
+            with self._env.begin(buffers=True) as txn:
+                yield txn
+        except (lmdb.ReadersFullError, lmdb.MapResizedError, lmdb.PanicError) as error:
+            raise HistoryError(
+                f"History `{self.directory}` cannot be read now: {error}. HINT: close it and "
+                "open it again."
+            ) from error
+        except lmdb.Error as error:
+            raise self._damaged(error) from error
+
+    @contextmanager
+    def write(self, num_bytes: int) -> Iterator[lmdb.Transaction[bytes]]:
+        """Begin a write transaction, to be committed at the end.
+
+        Args:
+            num_bytes: About how much is to be written, for the error message.
+
+        Raises:
+            HistoryFullError: If there is no room.
+            HistoryError: If it cannot be written.
+        """
+        try:
+            with self._env.begin(write=True) as txn:
+                yield txn
+        except lmdb.Error as error:
+            raise _write_error(self.directory, error, num_bytes) from error
+
+    def cursor(self, txn: lmdb.Transaction[Any], database: str) -> lmdb.Cursor[Any]:
+        """Return a cursor over one of the databases."""
+        return txn.cursor(self._databases[database])
+
+    def count(self, txn: lmdb.Transaction[Any], database: str) -> int:
+        """Return the number of records in one of the databases."""
+        return txn.stat(self._databases[database])["entries"]
+
+    def append(self, txn: lmdb.Transaction[bytes], database: str, key: bytes, data: bytes) -> None:
+        """Add a record behind all others of the database.
+
+        Raises:
+            HistoryCorruptedError: If there is one behind it already.
+        """
+        # LMDB does not raise when the key is out of order: it returns False and drops the value.
+        if not txn.put(key, data, db=self._databases[database], append=True):
+            raise HistoryCorruptedError(
+                f"History `{self.directory}` has records behind its last round. HINT: restore it "
+                "from a copy."
+            )
+
+    def truncate(self, txn: lmdb.Transaction[bytes], database: str, key: bytes) -> None:
+        """Delete all records from this key on."""
+        cursor = self.cursor(txn, database)
+        if cursor.set_range(key):
+            # A transaction that deletes may leave its last pages unwritten. That is fine with
+            # LMDB but looks like a truncated file, so there must be more file than pages.
+            size = self._used_bytes() + _SLACK
+            if self._data.stat().st_size < size:
+                os.truncate(self._data, size)
+            while cursor.delete():
+                pass
+
+    def check_disk(self, num_bytes: int) -> None:
+        """Check that the disk has room for twice as much as is to be written.
+
+        Raises:
+            HistoryFullError: If it has not.
+        """
+        free = shutil.disk_usage(self.directory).free
+        if free < 2 * num_bytes:
+            raise _full_disk(self.directory, 2 * num_bytes, free)
+
+    def _used_bytes(self) -> int:
+        return (self._env.info()["last_pgno"] + 1) * self._page_bytes
+
+    def _check_size(self) -> None:
+        # Reading the map beyond the end of the file is a SIGBUS, not an exception.
+        used = self._used_bytes()
+        size = self._data.stat().st_size  # later than `used`, as another process may write
+        if size < used:
+            raise self._truncated(size, used)
+
+    def _truncated(self, size: int, needed: int) -> HistoryCorruptedError:
+        return HistoryCorruptedError(
+            f"History `{self.directory}` is truncated: `{DATA}` has {size} bytes, but at least "
+            f"{needed} were written. HINT: restore it from a copy."
+        )
+
+    def _damaged(self, error: lmdb.Error) -> HistoryCorruptedError:
+        return HistoryCorruptedError(
+            f"History `{self.directory}` is damaged: {error}. HINT: restore it from a copy."
+        )
+
+
+def _open_lmdb(directory: Path, map_size: int | None) -> lmdb.Environment:
+    # A map takes address space, not memory: reserve plenty once, so that it need never grow.
+    size = _MAP_SIZE if map_size is None else map_size
+    # Newer bindings have two engines, and an environment variable must not choose the format.
+    engine: dict[str, Any] = {"lib_version": 0} if hasattr(lmdb.Environment, "lib_version") else {}
+    writable = os.access(directory, os.W_OK)
+    while True:
+        try:
+            return lmdb.open(
+                str(directory),
+                map_size=size,
+                max_dbs=8,
+                max_readers=1024,
+                max_spare_txns=0,
+                mode=0o600,
+                create=False,
+                readonly=not writable,
+                lock=writable,
+                **engine,
+            )
+        except lmdb.MemoryError as error:
+            if map_size is not None or size <= _SMALLEST_MAP_SIZE:
+                raise HistoryError(
+                    f"History `{directory}` cannot reserve {size} bytes of address space. "
+                    "HINT: lower `map_size`, or raise the limit (`ulimit -v`)."
+                ) from error
+            size //= 2
+        except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
+            raise _foreign(directory) from error
+        except lmdb.Error as error:
+            raise HistoryError(f"History `{directory}` cannot be opened: {error}.") from error
+
+
+def _write_error(directory: Path, error: lmdb.Error, num_bytes: int) -> HistoryError:
+    if isinstance(error, lmdb.MapFullError):
+        return HistoryFullError(
+            f"History `{directory}` has no room in its map for {num_bytes} bytes more; all "
+            "earlier rounds are intact. HINT: close it and open it with a larger `map_size`."
+        )
+    # LMDB reports a full disk as an input/output error.
+    free = shutil.disk_usage(directory).free
+    full = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    if free < num_bytes or any(text in str(error) for text in full):
+        return _full_disk(directory, num_bytes, free)
+    return HistoryError(
+        f"History `{directory}` cannot be written: {error}; all earlier rounds are intact. "
+        "HINT: check the disk, then close the history and open it again."
+    )
+
+
+def _full_disk(directory: Path, needed: int, free: int) -> HistoryFullError:
+    return HistoryFullError(
+        f"The disk of history `{directory}` has {free} bytes free, but the next round needs "
+        f"{needed}; all earlier rounds are intact. HINT: free some space and resume."
+    )
+
+
+def _foreign(directory: Path) -> HistoryFormatError:
+    return HistoryFormatError(
+        f"`{directory}` does not hold a fedrec history, or its first pages are damaged. "
+        "HINT: check the path."
+    )

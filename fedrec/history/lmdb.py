@@ -1,0 +1,142 @@
+"""The history on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedrec.history.base import HistoryStore
+from fedrec.history.conversion import to_arrays, to_record
+from fedrec.history.manifest import Manifest
+from fedrec.history.store import RoundStore
+from fedrec.types import RoundRecord
+
+__all__ = ["LMDBHistory"]
+
+
+class LMDBHistory(HistoryStore):
+    """The history in a directory, in one LMDB file.
+
+    When `write_round` returns, the round survives a killed process and a power cut. Every value
+    carries a checksum that is compared at each read, so what is read is what was written, or an
+    error that names round and client. Global weights and client updates are stored exactly, in
+    float32.
+
+    One process writes at a time, any number may read meanwhile; an open history can be used
+    after a fork and can be pickled, as the path it stands for. The directory must be on a local
+    disk. To copy a history, close it first.
+
+    Args:
+        path: Directory of the history; it is made when a recording begins.
+        map_size: Most bytes the history may ever take. `None` reserves 1 TiB: of address space,
+            not of disk or memory.
+
+    Raises:
+        ConfigurationError: If `path` is not a path, or `map_size` less than 65,536.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> manifest = Manifest(
+        ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
+        ...     aggregator={"class_path": "fedrec.aggregators.FedAvg", "init_args": {}},
+        ...     server_lr=0.1, max_rounds=1,
+        ... )
+        >>> record = RoundRecord(
+        ...     round=0, global_weights=torch.zeros(2), client_ids=("a", "b"),
+        ...     updates=torch.tensor([[1.0, 2.0], [4.0, 5.0]]), num_samples=torch.tensor([10, 20]),
+        ...     aggregate=torch.tensor([3.0, 4.0]),
+        ... )
+        >>> with tempfile.TemporaryDirectory() as path, LMDBHistory(path) as history:
+        ...     history.begin(manifest)
+        ...     history.write_round(record)
+        ...     history.rounds(), history.read_round(0, ["b"]).updates
+        (range(0, 1), tensor([[4., 5.]]))
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, map_size: int | None = None) -> None:
+        self._store = RoundStore(path, map_size=map_size)
+
+    @property
+    def path(self) -> Path:
+        """Directory of the history."""
+        return self._store.path
+
+    @property
+    def map_size(self) -> int | None:
+        """Most bytes the history may take, or `None` for the default."""
+        return self._store.map_size
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest.
+
+        Raises:
+            HistoryFormatError: If nothing has been recorded yet, or by a newer fedrec.
+        """
+        return self._store.manifest
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing, not even a manifest, has been written yet."""
+        return self._store.is_empty
+
+    def begin(self, manifest: Manifest) -> None:
+        """Start a recording in an empty store.
+
+        Raises:
+            HistoryFormatError: If the store already holds a recording.
+            HistoryLockedError: If another process is just starting one.
+        """
+        self._store.begin(manifest)
+
+    def write_round(self, record: RoundRecord) -> None:
+        """Append a round; when this returns, the round survives a power cut.
+
+        Raises:
+            HistoryError: If it is not the next round, names an unknown client or one twice, or
+                has numbers that are not finite.
+            ShapeError: If a shape or dtype differs from the manifest's.
+            HistoryFullError: If there is no room; all earlier rounds are intact.
+            HistoryLockedError: If another process, or another store, is writing.
+        """
+        self._store.write_round(to_arrays(record))
+
+    def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+        """Read a round; the result owns its memory.
+
+        Args:
+            t: Round, 0-based.
+            client_ids: Read only these clients' updates, in this order; `None` for all.
+
+        Raises:
+            RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return to_record(self._store.read_round(t, client_ids))
+
+    def rounds(self) -> range:
+        """Return the rounds that are stored, `range(0, k)`."""
+        return self._store.rounds()
+
+    def num_bytes(self) -> int:
+        """Return the size of `data.mdb` in bytes."""
+        return self._store.num_bytes()
+
+    def verify(self) -> range:
+        """Read everything, and follow the chain of hashes from the manifest to the last round.
+
+        Returns:
+            The rounds that were verified: all that are stored.
+
+        Raises:
+            HistoryCorruptedError: At the first thing that is not as it was written.
+        """
+        return self._store.verify()
+
+    def close(self) -> None:
+        """Let go of the files and of the right to write. The history can be used again."""
+        self._store.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(path={str(self.path)!r})"

@@ -1,0 +1,98 @@
+"""What a history knows about the recording as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedrec.exceptions import ConfigurationError, HistoryFormatError
+
+__all__ = ["FORMAT_VERSION", "Manifest"]
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything about a recording that is not a round. Written once, before round 0.
+
+    Args:
+        model_fingerprint: `ParameterVector.fingerprint` of the model.
+        num_parameters: $d$.
+        num_buffers: $b$, values in persistent buffers; 0 if the model has none.
+        clients: Number of samples by client id; the position is the client's index on disk.
+        malicious: Clients that are malicious (ground truth of an experiment; empty in operation).
+        seed: Seed that every random draw of the recording is a function of.
+        aggregator: `Component.spec` of the aggregation rule.
+        server_lr: Learning rate of the server step.
+        max_rounds: Number of rounds $T$ the recording is meant to have.
+        sampler: `Component.spec` of the client sampler, or `None` if all clients always took part.
+        attack: `Component.spec` of the attack, or `None`.
+        execution: The execution plan: executor, threads, device, precision.
+        recipe: The resolved recipe, or `None`.
+        versions: Versions of fedrec, torch and others, by name.
+        codec: How updates are stored.
+        convention: Sign and unit of a stored update.
+        store_id: Hex of 16 random bytes that every record of the store carries.
+        format_version: Version of the on-disk format.
+    """
+
+    model_fingerprint: str
+    num_parameters: int
+    clients: Mapping[str, int]
+    seed: int
+    aggregator: Mapping[str, Any]
+    server_lr: float
+    max_rounds: int
+    num_buffers: int = 0
+    malicious: tuple[str, ...] = ()
+    sampler: Mapping[str, Any] | None = None
+    attack: Mapping[str, Any] | None = None
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    codec: str = "float32"
+    convention: str = "pseudo-gradient, mean over samples: w <- w - server_lr * aggregate"
+    store_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        """Return compact JSON. The order of `clients` is kept: it is their index on disk.
+
+        Raises:
+            ConfigurationError: If an entry is nothing that JSON can say.
+        """
+        try:
+            return json.dumps(dataclasses.asdict(self), separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"The manifest of a history cannot be written: {error}. HINT: give components "
+                "plain arguments (numbers, text, lists, mappings of these)."
+            ) from error
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Read what `to_json` wrote.
+
+        Raises:
+            HistoryFormatError: If it is not a manifest, or one of a newer format version.
+        """
+        try:
+            raw = json.loads(text)
+            version = raw["format_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise HistoryFormatError(f"The manifest cannot be read: {error}.") from error
+        if version != FORMAT_VERSION:
+            raise HistoryFormatError(
+                f"The history has format version {version}, but this fedrec reads version "
+                f"{FORMAT_VERSION}. HINT: use the fedrec release that wrote it."
+            )
+        names = {f.name for f in dataclasses.fields(cls)}
+        if set(raw) != names:
+            odd = sorted(set(raw) ^ names)
+            raise HistoryFormatError(f"The manifest has missing or unknown entries: {odd}.")
+        return cls(**{**raw, "malicious": tuple(raw["malicious"])})

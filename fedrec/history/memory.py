@@ -1,0 +1,111 @@
+"""The history in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from fedrec.exceptions import HistoryFormatError, RoundNotFoundError
+from fedrec.history.base import HistoryStore
+from fedrec.history.conversion import to_arrays, to_record
+from fedrec.history.manifest import Manifest
+from fedrec.history.rounds import RoundArrays
+from fedrec.types import RoundRecord
+
+__all__ = ["MemoryHistory"]
+
+
+class MemoryHistory(HistoryStore):
+    """A history that is gone with the process: for tests and small experiments.
+
+    It takes and gives exactly what `LMDBHistory` does.
+
+    Examples:
+        >>> history = MemoryHistory()
+        >>> history.is_empty, history.rounds()
+        (True, range(0, 0))
+    """
+
+    def __init__(self) -> None:
+        self._manifest: Manifest | None = None
+        self._rounds: list[RoundArrays] = []
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest.
+
+        Raises:
+            HistoryFormatError: If nothing has been recorded yet.
+        """
+        if self._manifest is None:
+            raise HistoryFormatError("Nothing has been recorded in this history yet.")
+        return self._manifest
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing, not even a manifest, has been written yet."""
+        return self._manifest is None
+
+    def begin(self, manifest: Manifest) -> None:
+        """Start a recording in an empty store.
+
+        Raises:
+            HistoryFormatError: If the store already holds a recording.
+        """
+        if self._manifest is not None:
+            raise HistoryFormatError(
+                f"The history already holds a recording of {len(self._rounds)} rounds. "
+                "HINT: resume it, or record to another history."
+            )
+        self._manifest = Manifest.from_json(manifest.to_json())  # as a file would give it back
+
+    def write_round(self, record: RoundRecord) -> None:
+        """Append a round.
+
+        Raises:
+            HistoryError: If it is not the next round, names an unknown client or one twice, or
+                has numbers that are not finite.
+            ShapeError: If a shape or dtype differs from the manifest's.
+        """
+        arrays = to_arrays(record)
+        arrays.check(self.manifest, len(self._rounds))
+        self._rounds.append(copy.deepcopy(arrays))
+
+    def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+        """Read a round; the result owns its memory.
+
+        Args:
+            t: Round, 0-based.
+            client_ids: Read only these clients' updates, in this order; `None` for all.
+
+        Raises:
+            RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
+        """
+        if t not in self.rounds():
+            raise RoundNotFoundError(
+                f"Round {t} is not in the history, which has {len(self._rounds)} rounds. "
+                "HINT: ask for fewer rounds, or record more."
+            )
+        record = to_record(copy.deepcopy(self._rounds[t]))
+        if client_ids is None:
+            return record
+        missing = [c for c in client_ids if c not in record.client_ids]
+        if missing:
+            raise RoundNotFoundError(
+                f"Round {t} of the history has no update of {', '.join(missing)}. "
+                "HINT: ask for clients in its `client_ids`."
+            )
+        return record.select(client_ids)
+
+    def rounds(self) -> range:
+        """Return the rounds that are stored, `range(0, k)`."""
+        return range(len(self._rounds))
+
+    def num_bytes(self) -> int:
+        """Return the bytes of the vectors."""
+        return sum(
+            array.nbytes
+            for r in self._rounds
+            for array in (r.global_weights, r.updates, r.aggregate, r.buffers)
+            if array is not None
+        )

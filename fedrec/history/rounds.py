@@ -1,0 +1,88 @@
+"""A round as arrays: what stores keep below the `RoundRecord` that the loop sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrec.exceptions import HistoryError, ShapeError
+from fedrec.history.manifest import Manifest
+
+__all__ = ["RoundArrays"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundArrays:
+    """`fedrec.types.RoundRecord` in NumPy, for code that must not import torch.
+
+    Args:
+        round: Round $t$, 0-based.
+        global_weights: Global weights at the start of the round, shape $(d,)$, float32.
+        client_ids: The $m$ clients whose updates were aggregated, in row order.
+        updates: What they sent, shape $(m, d)$, float32.
+        num_samples: Shape $(m,)$, int64.
+        aggregate: What the aggregation rule returned, shape $(d,)$, float32.
+        cohort: Clients that were asked, in order; empty means `client_ids`.
+        refused: Clients that were asked and not used, with the reason.
+        buffers: Persistent buffers after the round, shape $(b,)$, float32, or `None`.
+    """
+
+    round: int
+    global_weights: NDArray[np.float32]
+    client_ids: tuple[str, ...]
+    updates: NDArray[np.float32]
+    num_samples: NDArray[np.int64]
+    aggregate: NDArray[np.float32]
+    cohort: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    buffers: NDArray[np.float32] | None = None
+
+    def check(self, manifest: Manifest, next_round: int) -> None:
+        """Check that a store with this manifest may append the round.
+
+        Raises:
+            HistoryError: If it is not the next round, names an unknown client or one twice, or
+                holds a number that is not finite.
+            ShapeError: If a shape or dtype differs from the manifest's.
+        """
+        if self.round != next_round:
+            raise HistoryError(
+                f"Expected round {next_round} to be written next, but got round {self.round}. "
+                "HINT: write every round once, in order; `rounds()` says which are stored."
+            )
+        unknown = {*self.client_ids, *self.cohort, *self.refused} - set(manifest.clients)
+        if unknown:
+            raise HistoryError(
+                f"Round {self.round} names clients that are not in the manifest: "
+                f"{', '.join(sorted(unknown))}. HINT: a recording has the clients it began with."
+            )
+        for name, ids in (("client_ids", self.client_ids), ("cohort", self.cohort)):
+            if len(set(ids)) != len(ids):
+                raise HistoryError(f"Round {self.round} names a client twice in `{name}`: {ids}.")
+        m, d, b = len(self.client_ids), manifest.num_parameters, manifest.num_buffers
+        buffers = np.empty(0, np.float32) if self.buffers is None else self.buffers
+        for name, array, shape, dtype in (
+            ("global_weights", self.global_weights, (d,), "float32"),
+            ("updates", self.updates, (m, d), "float32"),
+            ("num_samples", self.num_samples, (m,), "int64"),
+            ("aggregate", self.aggregate, (d,), "float32"),
+            ("buffers", buffers, (b,), "float32"),
+        ):
+            if array.shape != shape or array.dtype != dtype:
+                raise ShapeError(
+                    f"Expected `{name}` of round {self.round} to be {dtype} of shape {shape}, "
+                    f"but got {array.dtype} of shape {array.shape}."
+                )
+        vectors = {
+            "`global_weights`": self.global_weights,
+            "`aggregate`": self.aggregate,
+            "`buffers`": buffers,
+        }
+        for client_id, update in zip(self.client_ids, self.updates, strict=True):
+            vectors[f"the update of `{client_id}`"] = update
+        for name, vector in vectors.items():
+            if not np.isfinite(vector).all():
+                raise HistoryError(f"Round {self.round} has non-finite numbers in {name}.")

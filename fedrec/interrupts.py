@@ -1,0 +1,64 @@
+"""Ending a run cleanly between rounds when the user or the system asks for it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["StopRequest", "stop_between_rounds"]
+
+
+class StopRequest:
+    """Remembers that SIGINT or SIGTERM arrived."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def obey(self, done: str) -> None:
+        """Raise what the signal stands for, if one arrived.
+
+        Args:
+            done: What has been completed, for the message.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM, with the customary status 143.
+        """
+        if self.signal == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
+        if self.signal is not None:
+            raise KeyboardInterrupt(f"Stopped {done}. Everything done so far is stored.")
+
+
+@contextmanager
+def stop_between_rounds() -> Iterator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request; a second one acts at once.
+
+    Yields:
+        The request, to be obeyed where the state is whole.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        request.signal = number
+        restore()
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous[number] = signal.getsignal(number)
+        signal.signal(number, handle)
+    try:
+        yield request
+    finally:
+        restore()

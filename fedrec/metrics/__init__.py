@@ -1,0 +1,7 @@
+"""Metrics: error, attack success, and what a recovery costs clients."""
+
+from fedrec.metrics.attack_success_rate import AttackSuccessRate
+from fedrec.metrics.cost import REASONS, CostLedger
+from fedrec.metrics.test_error_rate import TestErrorRate
+
+__all__ = ["REASONS", "AttackSuccessRate", "CostLedger", "TestErrorRate"]

@@ -1,0 +1,227 @@
+"""What a recovery costs clients."""
+
+from __future__ import annotations
+
+import csv
+import os
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedrec._checks import check_int
+from fedrec.exceptions import ConfigurationError, expected
+
+__all__ = ["REASONS", "CostEntry", "CostLedger"]
+
+#: Why a client may be asked for an exact update.
+REASONS = ("warmup", "correction", "abnormality", "final", "fallback", "scratch", "other")
+
+
+class CostEntry(NamedTuple):
+    """One request to one client.
+
+    Args:
+        client_id: Who was asked.
+        round: Round of the recovery.
+        reason: Why, one of `REASONS`.
+        local_steps: Mini-batch steps the client took.
+        num_bytes: Bytes sent to and received from the client.
+    """
+
+    client_id: str
+    round: int
+    reason: str
+    local_steps: int
+    num_bytes: int
+
+
+class CostLedger:
+    r"""Who was asked for exact updates during a recovery, when and why.
+
+    $$ \mathrm{CP}_i = \frac{T_i - T_{r,i}}{T_i} \cdot 100, \qquad
+       \mathrm{ACP} = \frac{1}{n'} \sum_i \mathrm{CP}_i $$
+
+    where $T_i$ is the number of rounds client $i$ would compute in when training from scratch and
+    $T_{r,i}$ the number of rounds in which it was asked; twice in one round counts once. The mean
+    runs over the $n'$ clients that remain in the recovery, which are the clients given here
+    without those of $T_i = 0$.
+
+    Args:
+        num_rounds: $T_i$ by client, for the clients that remain in the recovery.
+
+    Raises:
+        ConfigurationError: If a number of rounds is negative or no integer.
+
+    References:
+        - Cao et al., FedRecover: Recovering from Poisoning Attacks in Federated Learning using
+          Historical Information, IEEE S&P 2023, evaluation metrics.
+
+    Examples:
+        >>> ledger = CostLedger({"a": 10, "b": 10})
+        >>> ledger.add("a", 0, "warmup")
+        >>> ledger.add("b", 0, "warmup")
+        >>> ledger.add("b", 4, "abnormality")
+        >>> ledger.cp(), ledger.acp()
+        ({'a': 90.0, 'b': 80.0}, 85.0)
+        >>> ledger.exact_rounds_by_reason()["abnormality"]
+        0.5
+    """
+
+    def __init__(self, num_rounds: Mapping[str, int]) -> None:
+        self.num_rounds = {
+            client_id: check_int(f"num_rounds[{client_id}]", value, minimum=0)
+            for client_id, value in num_rounds.items()
+        }
+        self._client_index = {client_id: i for i, client_id in enumerate(self.num_rounds)}
+        self._reason_index = {reason: i for i, reason in enumerate(REASONS)}
+        # Five numbers an entry in one flat array: a long recovery has hundreds of thousands.
+        self._rows = array("q")
+
+    def add(
+        self, client_id: str, round: int, reason: str, local_steps: int = 1, num_bytes: int = 0
+    ) -> None:
+        """Note that a client was asked for an exact update.
+
+        Args:
+            client_id: One of the clients that remain.
+            round: Round of the recovery.
+            reason: One of `REASONS`.
+            local_steps: Mini-batch steps the client took.
+            num_bytes: Bytes sent to and received from the client.
+
+        Raises:
+            ConfigurationError: If the client or the reason is unknown, or a number is negative.
+        """
+        client = self._client_index.get(client_id)
+        if client is None:
+            raise ConfigurationError(
+                expected("client_id", "a client of this ledger", client_id, known=self.num_rounds)
+            )
+        index = self._reason_index.get(reason)
+        if index is None:
+            raise ConfigurationError(expected("reason", "a known reason", reason, known=REASONS))
+        check_int("round", round, minimum=0)
+        check_int("local_steps", local_steps, minimum=0)
+        check_int("num_bytes", num_bytes, minimum=0)
+        self._rows.extend((client, round, index, local_steps, num_bytes))
+
+    @property
+    def entries(self) -> tuple[CostEntry, ...]:
+        """Everything that was added, in order."""
+        client_ids = tuple(self.num_rounds)
+        numbers = iter(self._rows)
+        return tuple(
+            CostEntry(client_ids[client], t, REASONS[reason], steps, size)
+            for client, t, reason, steps, size in zip(*[numbers] * 5, strict=True)
+        )
+
+    def _table(self) -> NDArray[np.int64]:
+        return np.array(self._rows, dtype=np.int64).reshape(len(self), 5)
+
+    def _first_requests(self) -> NDArray[np.int64]:
+        """Return the row of the first request to each client in each round it was asked in."""
+        rows = self._table()
+        pairs = rows[:, 0] * (rows[:, 1].max(initial=0) + 1) + rows[:, 1]
+        return rows[np.unique(pairs, return_index=True)[1]]
+
+    def cp(self) -> dict[str, float]:
+        """Return each client's cost-saving percentage; clients with $T_i = 0$ are left out."""
+        asked = np.bincount(self._first_requests()[:, 0], minlength=len(self.num_rounds)).tolist()
+        return {
+            client_id: (total - count) / total * 100
+            for (client_id, total), count in zip(self.num_rounds.items(), asked, strict=True)
+            if total > 0
+        }
+
+    def acp(self) -> float:
+        """Return the average cost-saving percentage; NaN if no client has rounds to save."""
+        cp = self.cp()
+        return sum(cp.values()) / len(cp) if cp else float("nan")
+
+    def exact_rounds_by_reason(self) -> dict[str, float]:
+        """Return how many rounds a client was asked in, on average, for every reason.
+
+        A round in which a client was asked twice counts for the first reason, so that the sum over
+        reasons is the mean of $T_{r,i}$ over the clients that count in the ACP.
+        """
+        first = self._first_requests()
+        counted = np.array(list(self.num_rounds.values()), dtype=np.int64) > 0
+        counts = np.bincount(first[counted[first[:, 0]], 2], minlength=len(REASONS))
+        num_clients = max(int(counted.sum()), 1)
+        return {r: count / num_clients for r, count in zip(REASONS, counts.tolist(), strict=True)}
+
+    def total_bytes(self) -> int:
+        """Return the bytes sent to and received from all clients."""
+        return sum(self._rows[4::5])
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write one line per entry, in order, under a line with the names of the columns."""
+        path = Path(path)
+        draft = path.with_name(f"{path.name}.tmp")
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(CostEntry._fields)
+            writer.writerows(self.entries)
+        draft.replace(path)  # so that a reader never sees half of it
+
+    @classmethod
+    def from_csv(cls, path: str | os.PathLike[str], num_rounds: Mapping[str, int]) -> CostLedger:
+        """Read what `to_csv` wrote.
+
+        Args:
+            path: The file.
+            num_rounds: $T_i$ by client, which the file does not hold.
+
+        Raises:
+            ConfigurationError: If a line is not an entry, or names an unknown client or reason.
+        """
+        ledger = cls(num_rounds)
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            lines = csv.reader(file)
+            if next(lines, None) != list(CostEntry._fields):
+                raise ConfigurationError(
+                    f"Expected `{path}` to start with the columns {', '.join(CostEntry._fields)}."
+                )
+            for line in lines:
+                try:
+                    client_id, t, reason, steps, size = line
+                    ledger.add(client_id, int(t), reason, int(steps), int(size))
+                except ValueError as error:
+                    raise ConfigurationError(f"{path}, line {lines.line_num}: {error}") from error
+        return ledger
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all entries as an int64 tensor, and the names its numbers stand for."""
+        return {
+            "num_rounds": dict(self.num_rounds),
+            "reasons": list(REASONS),
+            "rows": torch.from_numpy(self._table()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace all entries by what `state_dict` returned.
+
+        Raises:
+            ConfigurationError: If the state is of a recovery of other clients or lengths.
+        """
+        if list(state["num_rounds"].items()) != list(self.num_rounds.items()):
+            raise ConfigurationError(
+                "Expected the stored costs to be of the same clients and numbers of rounds, "
+                f"but got {state['num_rounds']} instead of {self.num_rounds}."
+            )
+        rows = state["rows"].clone()
+        # By name, because a later version may know more reasons.
+        index = torch.tensor([self._reason_index[reason] for reason in state["reasons"]])
+        rows[:, 2] = index[rows[:, 2]]
+        self._rows = array("q", rows.flatten().tolist())
+
+    def __len__(self) -> int:
+        return len(self._rows) // 5
+
+    def __repr__(self) -> str:
+        return f"CostLedger({len(self.num_rounds)} clients, {len(self)} entries)"

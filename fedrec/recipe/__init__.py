@@ -1,0 +1,22 @@
+"""Recipes: YAML files that say what Python can say, and running them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedrec._lazy import lazy
+
+if TYPE_CHECKING:
+    from fedrec.recipe.run import run
+    from fedrec.recipe.schema import Recipe, load_recipe
+
+__all__ = ["Recipe", "load_recipe", "run"]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Recipe": "fedrec.recipe.schema",
+        "load_recipe": "fedrec.recipe.schema",
+        "run": "fedrec.recipe.run",
+    },
+)

@@ -1,0 +1,158 @@
+"""Which class a recipe means by a name, and which classes it may name at all."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Sequence
+
+from fedrec.exceptions import ConfigurationError, expected
+
+__all__ = ["ClassFinder", "article"]
+
+_SAFE = ("fedrec", "torch", "torchmetrics", "lightning", "pytorch_lightning")
+
+# Where short names are looked up for a base class that is not our own.
+_FAMILIES = {"LightningModule": "fedrec.models", "Logger": "pytorch_lightning.loggers"}
+
+
+def article(name: str) -> str:
+    """Return the name with "a" or "an" in front.
+
+    Examples:
+        >>> article("Aggregator"), article("Detector")
+        ('an Aggregator', 'a Detector')
+    """
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
+class ClassFinder:
+    """Finds classes by short name or dotted path.
+
+    A recipe is data that may come from anywhere, so it cannot make any module be imported:
+    classes come from fedrec, torch, torchmetrics and Lightning, or from modules the caller allowed,
+    and they must subclass what the slot asks for.
+
+    Args:
+        allow: Modules or packages that are allowed on top; they are imported.
+
+    Raises:
+        ConfigurationError: If an allowed module cannot be imported.
+    """
+
+    def __init__(self, allow: Iterable[str] = ()) -> None:
+        self.allow = tuple(allow)
+        for module in self.allow:
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise ConfigurationError(
+                    "Expected `allow` to name modules that can be imported, but "
+                    f"`{module}` cannot: {error}. "
+                    "HINT: run from the folder that holds it, or install it."
+                ) from error
+
+    def find(self, name: str, bases: Sequence[type], argument: str = "class_path") -> type:
+        """Return the class that a name stands for.
+
+        Args:
+            name: A short name such as `TrimmedMean`, or a dotted path.
+            bases: It must subclass one of these.
+            argument: What to name in an error.
+
+        Raises:
+            ConfigurationError: If there is no such class, or it may not be used here.
+        """
+        wanted = article(bases[0].__name__)
+        if "." in name:
+            cls = self._import(name, bases, argument)
+            if not (isinstance(cls, type) and issubclass(cls, tuple(bases))):
+                raise ConfigurationError(
+                    expected(argument, wanted, name, known=self.known(bases) or None)
+                )
+        else:
+            found = self.known(bases).get(name, [])
+            if not found:
+                raise ConfigurationError(
+                    expected(
+                        argument,
+                        wanted,
+                        name,
+                        known=self.known(bases) or None,
+                        hint="`--allow my_package` makes the classes of a module of yours known.",
+                    )
+                )
+            if len(found) > 1:
+                paths = [f"{c.__module__}.{c.__qualname__}" for c in found]
+                raise ConfigurationError(
+                    expected(argument, "one class", name, hint=f"write {' or '.join(paths)}.")
+                )
+            cls = found[0]
+        if inspect.isabstract(cls):
+            raise ConfigurationError(
+                expected(
+                    argument, f"{wanted} that can be used as it is", name, known=self.known(bases)
+                )
+            )
+        return cls
+
+    def known(self, bases: Sequence[type]) -> dict[str, list[type]]:
+        """Return the concrete classes that have a short name in a slot, by that name."""
+        found: dict[str, list[type]] = {}
+        for base in bases:
+            for cls in [*self._family(base), *self._allowed(base)]:
+                same = found.setdefault(cls.__name__, [])
+                if cls not in same:
+                    same.append(cls)
+        return {name: found[name] for name in sorted(found)}
+
+    def _family(self, base: type) -> list[type]:
+        own = ".".join(base.__module__.split(".")[:2]) if base.__module__[:7] == "fedrec." else None
+        package = _FAMILIES.get(base.__name__, own)
+        if package is None:
+            return []
+        module = importlib.import_module(package)
+        values = [getattr(module, name) for name in getattr(module, "__all__", ())]
+        return [v for v in values if isinstance(v, type) and _usable(v, base)]
+
+    def _allowed(self, base: type) -> list[type]:
+        found, queue = [], [base]
+        while queue:
+            cls = queue.pop()
+            queue.extend(type.__subclasses__(cls))
+            if self._inside(cls.__module__, self.allow) and _usable(cls, base):
+                found.append(cls)
+        return found
+
+    def _import(self, path: str, bases: Sequence[type], argument: str) -> object:
+        if not self._inside(path, (*_SAFE, *self.allow)):
+            root = path.partition(".")[0]
+            raise ConfigurationError(
+                expected(
+                    argument,
+                    f"a class of {', '.join(_SAFE)} or of an allowed module",
+                    path,
+                    hint=f"if you trust it, allow it: `--allow {root}`, or `allow=[{root!r}]`.",
+                )
+            )
+        module_name, _, name = path.rpartition(".")
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            wanted = article(bases[0].__name__)
+            raise ConfigurationError(f"{expected(argument, wanted, path)} ({error})") from error
+        if not hasattr(module, name):
+            here = [k for k, v in vars(module).items() if isinstance(v, type) and k[0] != "_"]
+            fitting = [k for k in here if issubclass(getattr(module, k), tuple(bases))]
+            raise ConfigurationError(
+                expected(argument, f"a name in `{module_name}`", name, known=fitting or None)
+            )
+        return getattr(module, name)
+
+    @staticmethod
+    def _inside(path: str, roots: Iterable[str]) -> bool:
+        return any(path == root or path.startswith(f"{root}.") for root in roots)
+
+
+def _usable(cls: type, base: type) -> bool:
+    return issubclass(cls, base) and cls is not base and not inspect.isabstract(cls)

@@ -1,0 +1,152 @@
+"""A run folder: where a run keeps what it has done, so that it can go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedrec.checkpoint import write_atomically
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.recipe.schema import Recipe, folder_name
+
+__all__ = ["DETECTION", "RECORD", "RunFolder", "existing", "recording_part"]
+
+RECORD = "record/result.json"
+DETECTION = "detection.json"
+
+# What of a recipe decides the bits of its recording.
+_RECORDING = ("seed", "data", "model", "federation", "aggregator", "attack", "history", "record")
+_PLAN = ("accelerator", "devices", "precision", "executor", "seed", "deterministic", "fast_dev_run")
+
+
+def recording_part(config: Mapping[str, Any], detector_stops: bool = False) -> dict[str, Any]:
+    """Return what of a resolved recipe its recording depends on.
+
+    Args:
+        config: The resolved recipe.
+        detector_stops: Whether the detector ends the recording, and so is part of it.
+    """
+    part = {key: config.get(key) for key in _RECORDING}
+    loop = config.get("loop") or {}
+    part["loop"] = {key: loop[key] for key in _PLAN if key in loop}
+    part["detector"] = config.get("detector") if detector_stops else None
+    return part
+
+
+class RunFolder:
+    """Paths and small files of one run.
+
+    A step that is finished leaves a JSON file with what it was asked to do (`spec`) and what came
+    out (`result`); one that has only begun leaves `spec` alone.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.yaml"
+
+    def recovery_file(self, label: str) -> str:
+        """The file of a recovery that `result` and `write` are about."""
+        return f"recover/{folder_name(label)}/result.json"
+
+    def open(self, recipe: Recipe, recording: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Make the folder, or take up the one there is if it belongs to the same recording.
+
+        Args:
+            recipe: The recipe.
+            recording: Its `recording_part`.
+            overwrite: Remove an existing run first.
+
+        Raises:
+            ConfigurationError: If it holds a recording of another recipe, or is no run folder.
+        """
+        if self.path.exists() and not self.recipe_file.exists() and any(self.path.iterdir()):
+            raise ConfigurationError(
+                f"Expected `{self.path}` to be a run folder, or a new or empty one, but it holds "
+                "other files. HINT: choose another with `name=` or `--output-dir`."
+            )
+        if self.path.exists() and overwrite:
+            shutil.rmtree(self.path)
+        self._check_same(recording)
+        text = OmegaConf.to_yaml(OmegaConf.create(dict(recipe.config)))
+        write_atomically(self.recipe_file, text.encode())
+
+    def _check_same(self, recording: Mapping[str, Any]) -> None:
+        stored = self.read(RECORD)
+        if stored is None:
+            return
+        before, after = _flatten(stored["spec"]), _flatten(_as_json(recording))
+        differ = [k for k in {**before, **after} if before.get(k) != after.get(k)]
+        if not differ:
+            return
+        lines = "\n".join(
+            f"  - {key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in differ
+        )
+        raise ConfigurationError(
+            f"The run folder `{self.path}` holds a recording of another recipe. What differs:\n"
+            f"{lines}\n"
+            "HINT: `name=another-name` starts a run of its own; `--overwrite` removes this one."
+        )
+
+    def read(self, name: str | Path) -> dict[str, Any] | None:
+        """Read one of the folder's JSON files; `None` if it is not there."""
+        path = self.path / name
+        try:
+            value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ConfigurationError(
+                f"`{path}` cannot be read: {error}. HINT: remove it, and the step is done again."
+            ) from error
+        return value
+
+    def write(self, name: str | Path, value: Mapping[str, Any]) -> None:
+        """Write a JSON file so that after a crash the old or the new one is there, whole."""
+        text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / name, text.encode())
+
+    def result(self, name: str | Path, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what a finished step left behind, if it was asked to do the same."""
+        stored = self.read(name)
+        if stored is None or stored.get("spec") != _as_json(spec):
+            return None
+        result: dict[str, Any] | None = stored.get("result")
+        return result
+
+
+def existing(path: str | Path) -> RunFolder:
+    """Return a run folder that is there.
+
+    Raises:
+        ConfigurationError: If it is not.
+    """
+    folder = RunFolder(path)
+    if not folder.recipe_file.is_file():
+        hint = "`fedrec run RECIPE` makes one, `runs/<name>` by default."
+        raise ConfigurationError(
+            expected("RUN", "a run folder (with recipe.yaml in it)", str(path), hint=hint)
+        )
+    return folder
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _flatten(value: Any, key: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping) and value:
+        parts = [_flatten(v, f"{key}.{k}" if key else str(k)) for k, v in value.items()]
+        return {k: v for part in parts for k, v in part.items()}
+    return {key: value}

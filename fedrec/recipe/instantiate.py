@@ -1,0 +1,220 @@
+"""Turn `class_path` and `init_args` into objects, collecting every mistake on the way."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from fedrec.exceptions import ConfigurationError, FedrecError, expected
+from fedrec.recipe.annotations import MisfitError, describe, fit, parameter_types
+from fedrec.recipe.classes import ClassFinder, article
+from fedrec.recipe.loading import UNUSABLE, is_usable
+
+__all__ = ["Instantiator"]
+
+# What a constructor may raise about its arguments; anything else is a fault of its own.
+_REFUSALS = (
+    FedrecError,
+    ValueError,
+    TypeError,
+    ImportError,
+    OSError,
+    RuntimeError,
+    AttributeError,
+    ArithmeticError,
+    LookupError,
+)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Instantiator:
+    """Builds components from a recipe.
+
+    What cannot be built becomes `UNUSABLE`, and the reason is in `errors`: one line a mistake, each
+    starting with the dotted key.
+
+    Args:
+        finder: Decides which class a name means and whether it may be used.
+
+    Examples:
+        >>> from fedrec.aggregators import Aggregator
+        >>> instantiator = Instantiator(ClassFinder())
+        >>> instantiator.component("Median", "aggregator", [Aggregator])
+        Median()
+        >>> instantiator.component("Medain", "aggregator", [Aggregator])
+        UNUSABLE
+        >>> instantiator.errors[0][:75]
+        "aggregator: Expected `class_path` to be an Aggregator, but got 'Medain'. Di"
+    """
+
+    def __init__(self, finder: ClassFinder) -> None:
+        self.finder = finder
+        self.errors: list[str] = []
+
+    def mistake(self, key: str, text: str) -> Any:
+        """Note a mistake and return `UNUSABLE`."""
+        self.errors.append(f"{key}: {text}")
+        return UNUSABLE
+
+    def component(
+        self,
+        node: Any,
+        key: str,
+        bases: Sequence[type],
+        *,
+        extra: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Build a component.
+
+        Args:
+            node: A class name, or a mapping with `class_path` and possibly `init_args`.
+            key: The dotted key of the node.
+            bases: The class must subclass one of these.
+            extra: Keys that may stand beside `class_path` and `init_args`.
+            defaults: Arguments to give where the class has them and the recipe does not say.
+
+        Returns:
+            The component, or `UNUSABLE`.
+        """
+        found = self.arguments_of(node, key, bases, extra=extra, defaults=defaults)
+        if found is UNUSABLE:
+            return UNUSABLE
+        cls, arguments = found
+        return self.construct(cls, arguments, f"{key}.init_args")
+
+    def construct(self, cls: type, arguments: Mapping[str, Any], key: str) -> Any:
+        """Call a class, and note what it has against its arguments.
+
+        Args:
+            cls: The class.
+            arguments: Its keyword arguments.
+            key: The dotted key of the arguments.
+
+        Returns:
+            The object, or `UNUSABLE`.
+        """
+        try:
+            return cls(**arguments)
+        except _REFUSALS as error:
+            text = str(error) or type(error).__name__
+            about = re.match(r"Expected `(\w+)`", text)
+            named = about is not None and about[1] in arguments
+            return self.mistake(f"{key}.{about[1]}" if about and named else key, text)
+
+    def arguments_of(
+        self,
+        node: Any,
+        key: str,
+        bases: Sequence[type],
+        *,
+        extra: Collection[str] = (),
+        given: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Check a component without constructing it.
+
+        Args:
+            node: As in `component`.
+            key: As in `component`.
+            bases: As in `component`.
+            extra: As in `component`.
+            given: Arguments that come from elsewhere; the reason by name.
+            defaults: As in `component`.
+
+        Returns:
+            The class and its keyword arguments, or `UNUSABLE`.
+        """
+        if node is UNUSABLE:
+            return UNUSABLE
+        if isinstance(node, str):
+            node, class_key = {"class_path": node}, key
+        else:
+            class_key = f"{key}.class_path"
+        wanted = article(bases[0].__name__)
+        if not isinstance(node, Mapping) or "class_path" not in node:
+            hint = "write a class name, or a mapping with `class_path` and `init_args`."
+            return self.mistake(key, expected(key.rpartition(".")[2], wanted, node, hint=hint))
+        known = ["class_path", "init_args", *extra]
+        for name in sorted(node.keys() - set(known)):
+            hint = f"arguments of the class go under `{key}.init_args`."
+            self.mistake(f"{key}.{name}", expected("key", "known", name, known=known, hint=hint))
+        if node["class_path"] is UNUSABLE:
+            return UNUSABLE
+        try:
+            cls = self.finder.find(str(node["class_path"]), bases)
+        except ConfigurationError as error:
+            return self.mistake(class_key, str(error))
+        init_args = node.get("init_args")
+        arguments = self.arguments(
+            {} if init_args is None else init_args, f"{key}.init_args", cls, given=given or {}
+        )
+        if arguments is UNUSABLE:
+            return UNUSABLE
+        names = inspect.signature(cls).parameters
+        return cls, {**{k: v for k, v in (defaults or {}).items() if k in names}, **arguments}
+
+    def arguments(
+        self,
+        node: Any,
+        key: str,
+        function: Callable[..., Any],
+        *,
+        given: Mapping[str, str],
+        types: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Check keyword arguments against a signature.
+
+        Args:
+            node: The mapping from the recipe.
+            key: Its dotted key.
+            function: The class or function they are meant for.
+            given: Arguments that come from elsewhere; the reason by name ("" for no comment).
+            types: Types by name that take the place of the annotations.
+
+        Returns:
+            The arguments, nested components built, or `UNUSABLE`.
+        """
+        if node is UNUSABLE:
+            return UNUSABLE
+        if not isinstance(node, Mapping):
+            return self.mistake(key, expected(key.rpartition(".")[2], "a mapping", node))
+        before = len(self.errors)
+        parameters = {
+            n: p for n, p in inspect.signature(function).parameters.items() if n != "self"
+        }
+        anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        named = {n: p for n, p in parameters.items() if p.kind not in _VARIADIC and n not in given}
+        hints = {**parameter_types(function), **(types or {})}
+        arguments: dict[str, Any] = {}
+        for name, value in node.items():
+            where = f"{key}.{name}"
+            if name in named or (anything and name not in given):
+                fitted = self._fit(value, hints.get(name, Any), where)
+                if fitted is not UNUSABLE:
+                    arguments[name] = fitted
+            elif given.get(name):
+                self.mistake(where, expected(name, "left out", value, hint=given[name]))
+            else:
+                what = f"an argument of {function.__qualname__}"
+                self.mistake(where, expected("key", what, name, known=named))
+        for name, parameter in named.items():
+            if parameter.default is inspect.Parameter.empty and name not in node:
+                what = describe(hints[name]) if name in hints else "given"
+                self.mistake(f"{key}.{name}", f"Expected `{name}` to be {what}, but it is missing.")
+        return arguments if is_usable(node) and len(self.errors) == before else UNUSABLE
+
+    def _fit(self, value: Any, annotation: Any, key: str) -> Any:
+        before = len(self.errors)
+
+        def component(node: Any, bases: Sequence[type]) -> Any:
+            return self.component(node, key, bases)
+
+        try:
+            fitted = fit(value, annotation, component)
+        except MisfitError:
+            name = key.rpartition(".")[2]
+            return self.mistake(key, expected(name, describe(annotation), value))
+        return fitted if is_usable(fitted) and len(self.errors) == before else UNUSABLE

@@ -1,0 +1,75 @@
+"""Put together what the steps of a run left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedrec.exceptions import ConfigurationError
+from fedrec.recipe.folder import DETECTION, RECORD, RunFolder
+from fedrec.recipe.schema import label_of
+
+__all__ = ["collect_results", "recovery_spec"]
+
+_METHOD = ("ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "seconds")
+
+
+def recovery_spec(config: Mapping[str, Any], index: int, exclude: list[str]) -> dict[str, Any]:
+    """Return what a recovery depends on, besides the recording.
+
+    Args:
+        config: The resolved recipe.
+        index: Position of the recoverer.
+        exclude: The clients it leaves out.
+    """
+    return {
+        "recoverer": config["recoverers"][index],
+        "recover": config.get("recover"),
+        "exclude": exclude,
+    }
+
+
+def collect_results(folder: RunFolder) -> dict[str, Any]:
+    """Return what `results.json` holds, as far as the run has come.
+
+    Args:
+        folder: A run folder.
+
+    Returns:
+        Fractions in [0, 1], ACP and CP in percent, `None` where a figure is undefined. Recoveries
+        that were made for another recipe, or without other clients, are left out.
+
+    Raises:
+        ConfigurationError: If nothing has been recorded.
+    """
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder.recipe_file), resolve=False)
+    record = (folder.read(RECORD) or {}).get("result")
+    if record is None:
+        raise ConfigurationError(
+            f"`{folder.path}` has no finished recording. HINT: `fedrec run {folder.recipe_file} "
+            f"--output-dir {folder.path.parent}` goes on with it."
+        )
+    detection = folder.result(DETECTION, {"detector": config.get("detector")})
+    exclude = (config.get("recover") or {}).get("exclude", "detected")
+    if exclude == "detected":
+        exclude = detection["malicious"] if detection is not None else None
+    methods = []
+    for i, node in enumerate(config.get("recoverers") or []):
+        label = label_of(node)
+        spec = recovery_spec(config, i, exclude)
+        done = folder.result(folder.recovery_file(label), spec) if exclude is not None else None
+        if done is not None:
+            methods.append({"name": label, **{key: done[key] for key in _METHOD}})
+    return {
+        "recipe": config,
+        "poisoned": {"ter": record["ter"], "asr": record["asr"]},
+        "detection": None
+        if detection is None
+        else {key: detection[key] for key in ("malicious", "fnr", "fpr", "round")},
+        "methods": methods,
+        "history": record["history"],
+        "execution": record["execution"],
+        "versions": record["versions"],
+    }

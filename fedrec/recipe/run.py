@@ -1,0 +1,247 @@
+"""Run a recipe: record, detect, recover, report; whatever is done already is kept."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.federation import Federation
+from fedrec.history import HistoryStore
+from fedrec.loop import FederatedLoop
+from fedrec.recipe.folder import DETECTION, RECORD, RunFolder, recording_part
+from fedrec.recipe.results import collect_results, recovery_spec
+from fedrec.recipe.schema import Recipe, build_parts, folder_name
+from fedrec.report import write_report
+from fedrec.types import Detection, RunResult
+
+__all__ = ["STEPS", "run"]
+
+_log = logging.getLogger(__name__)
+
+STEPS = ("record", "detect", "recover")
+
+
+def run(
+    recipe: Recipe,
+    *,
+    folder: str | Path | None = None,
+    output_dir: str | Path = "runs",
+    overwrite: bool = False,
+    steps: Sequence[str] = STEPS,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Do what a recipe says, in its run folder, and write `results.json` and `report.html`.
+
+    With `loop.fast_dev_run` all of it happens in a temporary folder, and nothing is kept.
+
+    Running the same recipe again does only what is missing: an interrupted recording or recovery
+    goes on, finished ones are kept. A recipe with the same recording and other recoverers or
+    another detector reuses the recording.
+
+    Args:
+        recipe: From `load_recipe`.
+        folder: The run folder; by default the recipe's name in `output_dir`.
+        output_dir: Where run folders lie.
+        overwrite: Remove an existing run first.
+        steps: Which of `"record"`, `"detect"` and `"recover"` to do.
+        progress: Whether to show progress bars (if the recipe does not say otherwise).
+
+    Returns:
+        What `results.json` holds: fractions in [0, 1], ACP in percent.
+
+    Raises:
+        ConfigurationError: If the folder holds another recording, or a step lacks an earlier one.
+        KeyboardInterrupt: After an interrupt, once the run is in a state from which it goes on.
+    """
+    for step in steps:
+        if step not in STEPS:
+            raise ConfigurationError(expected("steps", "steps of a run", step, known=STEPS))
+    with ExitStack() as stack:
+        if (recipe.config.get("loop") or {}).get("fast_dev_run"):
+            # A trial run must neither use up the run folder nor be taken for the real thing.
+            output_dir = stack.enter_context(TemporaryDirectory(prefix="fedrec-"))
+            folder = None
+        where = RunFolder(Path(output_dir) / recipe.name if folder is None else folder)
+        return _run(_Session(recipe, where, progress), overwrite, steps)
+
+
+def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, Any]:
+    where = session.folder
+    where.open(session.recipe, session.recording, overwrite=overwrite)
+    with session.history:
+        if "record" in steps:
+            session.record()
+        if "detect" in steps and (session.parts.detector is not None or "recover" not in steps):
+            session.detect()
+        if "recover" in steps and session.parts.recoverers:
+            session.recover()
+    results = collect_results(where)
+    where.write("results.json", results)
+    write_report(where.path)
+    return results
+
+
+class _Session:
+    """One run of one recipe."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, progress: bool) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.parts = build_parts(recipe)
+        self.stops = self.parts.detector is not None and self.parts.detector.action == "stop"
+        self.recording = recording_part(recipe.config, self.stops)
+        loop_args = {"enable_progress_bar": progress, **self.parts.loop}
+        self.loop = FederatedLoop(**loop_args, default_root_dir=folder.path)
+
+    @cached_property
+    def federation(self) -> Federation:
+        return Federation.from_data(self.parts.data, self.parts.model, **self.parts.federation)
+
+    @cached_property
+    def history(self) -> HistoryStore:
+        cls, arguments = self.parts.history
+        if "path" in inspect.signature(cls).parameters:
+            arguments = {**arguments, "path": self.folder.path / "history"}
+        return cls(**arguments)
+
+    def record(self) -> None:
+        done = self.folder.result(RECORD, self.recording)
+        if done is not None and not self.history.is_empty:
+            _log.info("Recording: kept, %d rounds.", done["rounds"])
+            return
+        self.folder.write(RECORD, {"spec": self.recording})
+        parts = self.parts
+        _log.info("Recording %d rounds of %s.", parts.record["max_rounds"], self.federation)
+        result = self.loop.record(
+            self.federation,
+            parts.aggregator,
+            self.history,
+            attack=parts.attack,
+            detector=parts.detector if self.stops else None,
+            resume=True,
+            recipe=self.recipe.config,
+            **parts.record,
+        )
+        manifest = self.history.manifest
+        self.folder.write(
+            RECORD,
+            {
+                "spec": self.recording,
+                "result": {
+                    **self._test(result),
+                    "rounds": result.rounds,
+                    "seconds": result.seconds,
+                    "malicious": list(manifest.malicious),
+                    "execution": dict(result.execution),
+                    "versions": dict(manifest.versions),
+                    "history": {
+                        "bytes": self.history.num_bytes(),
+                        "rounds": len(self.history.rounds()),
+                        "clients": len(manifest.clients),
+                    },
+                },
+            },
+        )
+        if result.detection is not None and self.stops:
+            self._write_detection(result.detection)
+
+    def detect(self) -> dict[str, Any]:
+        self._need_recording()
+        spec = {"detector": self.recipe.config["detector"]}
+        done = self.folder.result(DETECTION, spec)
+        if done is not None:
+            return done
+        detector = self.parts.detector
+        if detector is None:
+            raise ConfigurationError("Expected a `detector` in the recipe, but there is none.")
+        _log.info("Detecting with %r.", detector)
+        return self._write_detection(detector.detect(self.history))
+
+    def _write_detection(self, detection: Detection) -> dict[str, Any]:
+        truth = self.history.manifest.malicious
+        result = {
+            "malicious": list(detection.malicious),
+            "fnr": detection.false_negative_rate(truth),
+            "fpr": detection.false_positive_rate(truth),
+            "round": detection.round,
+            "seen": list(detection.seen),
+            "truth": list(truth),
+            "scores": {k: float(v) for k, v in detection.scores.items() if math.isfinite(v)},
+        }
+        spec = {"detector": self.recipe.config["detector"]}
+        self.folder.write(DETECTION, {"spec": spec, "result": result})
+        if detection.malicious:
+            _log.info("Flagged as malicious: %s.", ", ".join(detection.malicious))
+        else:
+            _log.warning(
+                "%s flagged nobody, so recoveries leave nobody out.",
+                type(self.parts.detector).__name__,
+            )
+        return result
+
+    def recover(self) -> None:
+        self._need_recording()
+        exclude = self.parts.exclude
+        if isinstance(exclude, str):
+            exclude = self.detect()["malicious"]
+        for i, (label, recoverer) in enumerate(self.parts.recoverers.items()):
+            file = self.folder.recovery_file(label)
+            spec = recovery_spec(self.recipe.config, i, list(exclude))
+            if self.folder.result(file, spec) is not None:
+                _log.info("%s: kept.", label)
+                continue
+            begun = self.folder.read(file)
+            if begun is not None and begun["spec"] != spec:
+                # Its checkpoint is of another recovery.
+                shutil.rmtree((self.folder.path / file).parent)
+            self.folder.write(file, {"spec": spec})
+            _log.info("Recovering without %d clients: %s.", len(exclude), label)
+            result = self.loop.recover(
+                self.federation,
+                self.history,
+                recoverer,
+                exclude,
+                attack=self.parts.attack,
+                name=folder_name(label),
+                resume=True,
+                **self.parts.recover,
+            )
+            self.folder.write(file, {"spec": spec, "result": self._method(result)})
+
+    def _method(self, result: RunResult) -> dict[str, Any]:
+        ledger = result.ledger
+        cp = ledger.cp() if ledger is not None else {}
+        return {
+            **self._test(result),
+            "acp": ledger.acp() if ledger is not None and cp else None,
+            "cp_min": min(cp.values(), default=None),
+            "cp_max": max(cp.values(), default=None),
+            "exact_rounds_by_reason": ledger.exact_rounds_by_reason() if ledger is not None else {},
+            "seconds": result.seconds,
+            "rounds": result.rounds,
+            "diagnostics": dict(result.diagnostics),
+        }
+
+    def _test(self, result: RunResult) -> dict[str, float | None]:
+        return self.loop.test(
+            self.federation,
+            result.global_weights,
+            attack=self.parts.attack,
+            buffers=result.buffers,
+        )
+
+    def _need_recording(self) -> None:
+        if self.folder.result(RECORD, self.recording) is None or self.history.is_empty:
+            raise ConfigurationError(
+                f"`{self.folder.path}` has no finished recording. HINT: `fedrec record "
+                f"{self.folder.recipe_file}` records what is missing."
+            )

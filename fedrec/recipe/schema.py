@@ -1,0 +1,308 @@
+"""What a recipe may say, and the objects it says it with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import Logger
+
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.data import FederatedDataModule
+from fedrec.detectors.base import Detector
+from fedrec.exceptions import RecipeError, expected
+from fedrec.federation import Federation
+from fedrec.history import HistoryStore
+from fedrec.loop import FederatedLoop
+from fedrec.random import key as random_key
+from fedrec.recipe.classes import ClassFinder
+from fedrec.recipe.instantiate import Instantiator
+from fedrec.recipe.loading import UNUSABLE, read_recipe
+from fedrec.recoverers.base import Recoverer
+
+__all__ = ["Parts", "Recipe", "build_parts", "folder_name", "label_of", "load_recipe"]
+
+_SECTIONS = (
+    "name",
+    "seed",
+    "extends",
+    "data",
+    "model",
+    "federation",
+    "aggregator",
+    "attack",
+    "detector",
+    "history",
+    "loop",
+    "record",
+    "recover",
+    "recoverers",
+)
+_FOLDER = "the run folder decides; choose it with `name=` and `--output-dir`."
+_SECTION = "it has a section of its own in the recipe."
+_FILE_NAME = re.compile(r"\w[\w .,+=-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that was read and found to be free of mistakes.
+
+    Args:
+        config: Everything it says, resolved, as plain dicts, lists and scalars.
+        path: The file it came from.
+        allow: Modules its classes may come from, besides fedrec, torch, torchmetrics and Lightning.
+    """
+
+    config: Mapping[str, Any]
+    path: Path
+    allow: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its run folder."""
+        return str(self.config["name"])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """The objects and arguments a recipe stands for.
+
+    Args:
+        data: Data module.
+        model: LightningModule.
+        aggregator: Aggregation rule.
+        attack: Attack, or `None`.
+        detector: Detector, or `None`.
+        history: Class of the history store and its arguments.
+        federation: Keyword arguments of `Federation.from_data`.
+        loop: Keyword arguments of `FederatedLoop`.
+        record: Keyword arguments of `FederatedLoop.record`.
+        recover: Keyword arguments of `FederatedLoop.recover`.
+        exclude: `"detected"`, or the ids of the clients to leave out.
+        recoverers: Recoverers by label.
+    """
+
+    data: FederatedDataModule
+    model: pl.LightningModule
+    aggregator: Aggregator
+    attack: Attack | None
+    detector: Detector | None
+    history: tuple[type[HistoryStore], Mapping[str, Any]]
+    federation: Mapping[str, Any]
+    loop: Mapping[str, Any]
+    record: Mapping[str, Any]
+    recover: Mapping[str, Any]
+    exclude: str | list[str]
+    recoverers: Mapping[str, Recoverer] = field(default_factory=dict)
+
+
+def load_recipe(
+    path: str | Path, overrides: Iterable[str] = (), allow: Iterable[str] = ()
+) -> Recipe:
+    """Read a recipe and check everything in it that can be checked without its data.
+
+    Args:
+        path: The YAML file.
+        overrides: `key=value` texts; the key is dotted (`recoverers.0.label`), the value is YAML.
+        allow: Modules its classes may come from, besides fedrec, torch, torchmetrics and Lightning.
+            They are imported.
+
+    Raises:
+        RecipeError: With all mistakes there are.
+        ConfigurationError: If a module in `allow` cannot be imported.
+
+    Examples:
+        >>> load_recipe("nothing.yaml")
+        Traceback (most recent call last):
+        ...
+        fedrec.exceptions.RecipeError: The recipe has 1 mistake:
+          - nothing.yaml: Expected `recipe` to be a file that can be read, but got 'nothing.yaml'...
+    """
+    errors: list[str] = []
+    allow = tuple([allow] if isinstance(allow, str) else allow)
+    finder = ClassFinder(allow)
+    config = read_recipe(path, overrides, errors)
+    _build(config, finder, errors)
+    if errors:
+        raise RecipeError(errors)
+    return Recipe(config, Path(path), allow)
+
+
+def build_parts(recipe: Recipe) -> Parts:
+    """Construct everything a recipe names, anew.
+
+    Raises:
+        RecipeError: If a constructor refuses.
+    """
+    errors: list[str] = []
+    parts = _build(recipe.config, ClassFinder(recipe.allow), errors)
+    if errors or parts is None:
+        raise RecipeError(errors)
+    return parts
+
+
+def folder_name(label: str) -> str:
+    """Return the label with everything replaced that does not belong in a file name.
+
+    Examples:
+        >>> folder_name("FedRecover w/o estimates")
+        'FedRecover w-o estimates'
+    """
+    return re.sub(r"[^\w .,+=-]", "-", label).strip(" .")
+
+
+def label_of(node: Any) -> Any:
+    """Return the label of an entry of `recoverers`: its own, or the class's name."""
+    if not isinstance(node, Mapping):
+        return str(node).rpartition(".")[2]
+    if node.get("label") is not None:
+        return node["label"]
+    return str(node.get("class_path")).rpartition(".")[2]
+
+
+def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) -> Parts | None:
+    make = Instantiator(finder)
+    make.errors = errors
+    for key in sorted(config.keys() - set(_SECTIONS)):
+        make.mistake(key, expected("key", "a section of a recipe", key, known=_SECTIONS))
+    for key in ("data", "model", "aggregator", "record"):
+        if config.get(key) is None:
+            make.mistake(key, f"Expected a section `{key}`, but there is none.")
+    seed = config.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        if seed is not UNUSABLE:
+            make.mistake("seed", expected("seed", "an integer", seed))
+        seed = 0
+    name = config.get("name")
+    if name is not UNUSABLE and not (isinstance(name, str) and _FILE_NAME.fullmatch(name)):
+        requirement = "a plain folder name (letters, digits, spaces and . , + = - _)"
+        make.mistake("name", expected("name", requirement, name))
+
+    def component(key: str, base: type, defaults: Mapping[str, Any] | None = None) -> Any:
+        if config.get(key) is None:
+            return None
+        return make.component(config[key], key, [base], defaults=defaults)
+
+    def arguments(key: str, function: Any, given: Mapping[str, str], **types: Any) -> Any:
+        section = {} if config.get(key) is None else config[key]
+        return make.arguments(section, key, function, given=given, types=types)
+
+    data = component("data", FederatedDataModule, {"seed": seed})
+    # The initial weights are a function of the seed, and nobody else's random stream moves on.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random_key(seed, "model") % 2**63)
+        model = component("model", pl.LightningModule)
+    federation = arguments("federation", Federation.from_data, {"data": "", "module": ""})
+    aggregator = component("aggregator", Aggregator)
+    attack = component("attack", Attack)
+    detector = component("detector", Detector)
+    history = config.get("history")
+    store = make.arguments_of(
+        "LMDBHistory" if history is None else history,
+        "history",
+        [HistoryStore],
+        given={"path": _FOLDER},
+    )
+    loop = arguments("loop", FederatedLoop, {"default_root_dir": _FOLDER}, logger=_LOGGER)
+    if loop is not UNUSABLE:
+        make.construct(FederatedLoop, loop, "loop")
+    record = arguments("record", FederatedLoop.record, _RECORD)
+    recover, exclude = _recover(config, make)
+    parts = Parts(
+        data=data,
+        model=model,
+        aggregator=aggregator,
+        attack=attack,
+        detector=detector,
+        history=store,
+        federation={"seed": seed, **_mapping(federation)},
+        loop={"seed": seed, **_mapping(loop)},
+        record=_mapping(record),
+        recover=_mapping(recover),
+        exclude=exclude,
+        recoverers=_recoverers(config.get("recoverers"), make),
+    )
+    return None if errors else parts
+
+
+_LOGGER = bool | Logger | list[Logger]
+_RECORD = {
+    "federation": _SECTION,
+    "aggregator": _SECTION,
+    "history": _SECTION,
+    "attack": _SECTION,
+    "detector": _SECTION,
+    "resume": "a run that was interrupted always goes on.",
+    "recipe": "",
+}
+_RECOVER = {
+    "federation": _SECTION,
+    "history": _SECTION,
+    "recoverer": _SECTION,
+    "exclude": "",
+    "attack": _SECTION,
+    "name": "`recoverers` give themselves a `label`.",
+    "resume": "a run that was interrupted always goes on.",
+}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _recover(config: Mapping[str, Any], make: Instantiator) -> tuple[Any, Any]:
+    section = config.get("recover")
+    section = {} if section is None else section
+    exclude: Any = "detected"
+    if isinstance(section, Mapping):
+        exclude = section.get("exclude", "detected")
+        section = {k: v for k, v in section.items() if k != "exclude"}
+    if isinstance(exclude, list):
+        for i, client_id in enumerate(exclude):
+            if client_id is not UNUSABLE and not isinstance(client_id, str):
+                make.mistake(f"recover.exclude.{i}", expected("exclude", "client ids", client_id))
+    elif exclude is not UNUSABLE and exclude != "detected":
+        requirement = '"detected" or a list of client ids'
+        make.mistake("recover.exclude", expected("exclude", requirement, exclude))
+    elif config.get("detector") is None and config.get("recoverers"):
+        make.mistake(
+            "recover.exclude",
+            'Expected a `detector` for exclude="detected", but there is none. HINT: add one, or '
+            "list the clients to exclude.",
+        )
+    return make.arguments(section, "recover", FederatedLoop.recover, given=_RECOVER), exclude
+
+
+def _recoverers(nodes: Any, make: Instantiator) -> dict[str, Recoverer]:
+    if nodes is None or nodes is UNUSABLE:
+        return {}
+    if not isinstance(nodes, list):
+        make.mistake("recoverers", expected("recoverers", "a list", nodes))
+        return {}
+    found: dict[str, Recoverer] = {}
+    folders: dict[str, str] = {}
+    for i, node in enumerate(nodes):
+        key = f"recoverers.{i}"
+        recoverer = make.component(node, key, [Recoverer], extra=["label"])
+        label = label_of(node)
+        if label is UNUSABLE:
+            continue
+        if not isinstance(label, str) or not folder_name(label) or len(label) > 100:
+            make.mistake(f"{key}.label", expected("label", "text of 1 to 100 characters", label))
+        elif folder_name(label).lower() in folders:
+            other = folders[folder_name(label).lower()]
+            make.mistake(
+                f"{key}.label",
+                f"Expected labels that differ, but `{label}` is also that of `{other}`. HINT: give "
+                "it a `label` of its own.",
+            )
+        else:
+            folders[folder_name(label).lower()] = key
+            found[label] = recoverer
+    return found

@@ -1,0 +1,275 @@
+"""Recording: train, and store every round. Part of `FederatedLoop`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.detectors.base import Detector
+from fedrec.engine import Engine
+from fedrec.exceptions import ConfigurationError, UpdateError
+from fedrec.federation import ClientSampler, Federation
+from fedrec.history.base import HistoryStore
+from fedrec.history.manifest import Manifest
+from fedrec.interrupts import StopRequest, stop_between_rounds
+from fedrec.metrics_log import MetricsLog
+from fedrec.types import RoundRecord, RunResult
+
+if TYPE_CHECKING:
+    from fedrec.loop import FederatedLoop
+
+__all__ = ["Recording", "require_same_plan"]
+
+
+def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
+    """Raise `ConfigurationError` if going on under another execution plan would change bits.
+
+    The number of threads is not compared: it is taken over.
+    """
+    names = sorted(set(recorded) | set(current))
+    differences = [
+        f"{name}: {recorded.get(name)!r} then, {current.get(name)!r} now"
+        for name in names
+        if name != "threads" and recorded.get(name) != current.get(name)
+    ]
+    if differences:
+        raise ConfigurationError(
+            f"Cannot resume {what} under another execution plan, since its bits would differ "
+            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and torch."
+        )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    import lightning_fabric
+    import numpy
+
+    import fedrec
+
+    return {
+        "fedrec": fedrec.__version__,
+        "torch": torch.__version__,
+        "lightning": lightning_fabric.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+@dataclass(kw_only=True, eq=False)
+class Recording:
+    """One call of `FederatedLoop.record`; see there for the arguments."""
+
+    loop: FederatedLoop
+    federation: Federation
+    aggregator: Aggregator
+    history: HistoryStore
+    max_rounds: int
+    server_lr: float
+    attack: Attack | None
+    detector: Detector | None
+    sampler: ClientSampler | None
+    on_bad_update: str
+    resume: bool
+    recipe: Mapping[str, Any] | None
+
+    def run(self) -> RunResult:
+        """Record, or go on recording."""
+        loop, federation = self.loop, self.federation
+        federation.module.to(loop.device)
+        self.engine = Engine(
+            federation=federation,
+            phase="record",
+            executor=loop.choose_executor(federation.clients, federation.module),
+            aggregator=self.aggregator,
+            server_lr=self.server_lr,
+            attack=self.attack,
+            malicious=frozenset(federation.malicious if self.attack is not None else ()),
+            seed=loop.seed,
+            device=loop.device,
+            autocast=loop.autocast,
+            on_bad_update=self.on_bad_update,
+        )
+        initial = federation.layout.flatten(federation.module)
+        if federation.layout.num_buffers and federation.buffers == "average":
+            self.engine.buffers = federation.layout.buffers(federation.module)
+        if self.detector is not None:
+            self.detector.reset(federation.malicious)
+        weights, first = self._begin(initial)
+        folder = loop.folder
+        path = folder / "record" / "metrics.csv" if folder and loop.logger is not False else None
+        log = MetricsLog(path, loop.loggers, "record/", first)
+        seconds = 0.0
+        t = first
+        loop.call("on_record_start", self.max_rounds, first)
+        try:
+            with stop_between_rounds() as stop:
+                for t in range(first, self.max_rounds):
+                    if self._decided():
+                        break
+                    weights, spent = self._round(t, weights, log)
+                    seconds += spent
+                    self._obey(stop, t)
+        finally:
+            log.close()
+        result = RunResult(
+            name="record",
+            global_weights=weights,
+            rounds=len(self.history.rounds()),
+            seconds=seconds,
+            curve=log.curve(),
+            execution=self.execution,
+            buffers=self.engine.buffers,
+            detection=None if self.detector is None else self.detector.result(),
+        )
+        loop.call("on_record_end", result)
+        return result
+
+    def _obey(self, stop: StopRequest, t: int) -> None:
+        if t + 1 < self.max_rounds:
+            stop.obey(f"after round {t} of the recording")
+
+    def _decided(self) -> bool:
+        return (
+            self.detector is not None
+            and self.detector.action == "stop"
+            and self.detector.result().round is not None
+        )
+
+    def _begin(self, initial: Tensor) -> tuple[Tensor, int]:
+        """Return the weights and the round to go on from."""
+        history = self.history
+        if not history.is_empty:
+            if not self.resume:
+                raise ConfigurationError(
+                    f"The history already holds a recording of {len(history.rounds())} rounds. "
+                    "HINT: `resume=True` goes on with it; a new recording needs an empty history."
+                )
+            recorded = history.manifest
+            threads = recorded.execution.get("threads")
+            if isinstance(threads, int):
+                torch.set_num_threads(threads)
+        self.execution = {**self.loop.execution(), **self.engine.plan(initial)}
+        manifest = self._manifest()
+        if history.is_empty:
+            history.begin(manifest)
+            return initial, 0
+        self._require_same(recorded, manifest)
+        require_same_plan(recorded.execution, self.execution, "the recording")
+        return self._replay(initial)
+
+    def _replay(self, initial: Tensor) -> tuple[Tensor, int]:
+        """Bring detector and aggregator to where they were when the last round was stored."""
+        rounds = self.history.rounds()
+        remembers = bool(self.aggregator.state_dict())
+        if not rounds:
+            return initial, 0
+        for t in rounds if self.detector is not None or remembers else rounds[-1:]:
+            record = self.history.read_round(t).to(self.loop.device)
+            if self.detector is not None:
+                self.detector.observe(record)
+            if remembers:
+                ctx = self.engine.context(t, record.client_ids, record.global_weights, _ignore)
+                self.engine.server_step(
+                    ctx, record.updates, record.num_samples, record.client_ids, record.global_weights
+                )
+        self.engine.last_aggregate = record.aggregate
+        if record.buffers is not None:
+            self.engine.buffers = record.buffers
+        return self.engine.apply(record.global_weights, record.aggregate), rounds[-1] + 1
+
+    def _manifest(self) -> Manifest:
+        layout = self.federation.layout
+        return Manifest(
+            model_fingerprint=layout.fingerprint,
+            num_parameters=layout.num_parameters,
+            num_buffers=layout.num_buffers if self.engine.buffers is not None else 0,
+            clients={c.client_id: c.num_samples for c in self.federation.clients},
+            malicious=self.federation.malicious,
+            seed=self.loop.seed,
+            aggregator=self.aggregator.spec(),
+            server_lr=self.server_lr,
+            max_rounds=self.max_rounds,
+            sampler=None if self.sampler is None else self.sampler.spec(),
+            attack=None if self.attack is None else self.attack.spec(),
+            execution=self.execution,
+            recipe=self.recipe,
+            versions=versions(),
+        )
+
+    def _require_same(self, recorded: Manifest, current: Manifest) -> None:
+        layout = self.federation.layout
+        self.history.check_model(layout.fingerprint, layout.num_parameters)
+        names = ("clients", "malicious", "seed", "aggregator", "server_lr", "max_rounds")
+        differences = [
+            name
+            for name in (*names, "sampler", "attack", "num_buffers")
+            if getattr(recorded, name) != getattr(current, name)
+        ]
+        if differences:
+            told = "; ".join(
+                f"{name}: {_short(getattr(recorded, name))} recorded, "
+                f"{_short(getattr(current, name))} now"
+                for name in differences
+            )
+            raise ConfigurationError(
+                f"Cannot resume, because this is another recording ({told}). "
+                "HINT: use the recorded settings, or an empty history."
+            )
+
+    def _round(self, t: int, weights: Tensor, log: MetricsLog) -> tuple[Tensor, float]:
+        """Do one round; return the next weights and the seconds spent, evaluation left out."""
+        loop, engine, ids = self.loop, self.engine, self.federation.client_ids
+        began = time.perf_counter()
+        cohort = ids if self.sampler is None else self.sampler.sample(ids, t, loop.seed)
+        logged: dict[str, float] = {}
+        ctx = engine.context(t, cohort, weights, logged.__setitem__)
+        loop.call("on_round_start", ctx)
+        sent = engine.ask(ctx, cohort)
+        if not sent.client_ids:
+            raise UpdateError(
+                f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: the model "
+                "diverges; lower `server_lr` or use a robust aggregation rule."
+            )
+        loop.call("on_updates", ctx, sent)
+        new, aggregate = engine.server_step(
+            ctx, sent.updates, sent.num_samples, sent.client_ids, weights
+        )
+        engine.end_round()
+        record = RoundRecord(
+            round=t,
+            global_weights=weights,
+            client_ids=sent.client_ids,
+            updates=sent.updates,
+            num_samples=sent.num_samples,
+            aggregate=aggregate,
+            cohort=tuple(cohort),
+            refused=sent.refused,
+            buffers=engine.buffers,
+        )
+        if self.detector is not None:
+            self.detector.observe(record)
+        spent = time.perf_counter() - began
+        values = {**sent.metrics, **logged}
+        if loop.evaluates(t, self.max_rounds):
+            values.update(loop.evaluate_curve(self.federation, new, self.attack, engine.buffers))
+        log.write(t, values)
+        began = time.perf_counter()
+        self.history.write_round(record)
+        spent += time.perf_counter() - began
+        loop.call("on_round_end", ctx, values)
+        return new, spent
+
+
+def _ignore(name: str, value: float) -> None:
+    """Replaying a round logs nothing."""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

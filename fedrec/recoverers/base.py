@@ -1,0 +1,115 @@
+"""The abstract recoverers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedrec.component import Component
+from fedrec.types import CohortUpdates, RecoveryContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedrec.history.base import HistoryStore
+
+__all__ = ["Recoverer", "ReplayRecoverer"]
+
+
+class Recoverer(Component, ABC):
+    """A way to get a clean model back from a recording.
+
+    `FederatedLoop.recover` calls `start`, then `step` for every round of `rounds`, beginning with
+    `initial_weights`. Most recoverers extend `ReplayRecoverer` instead.
+    """
+
+    #: Whether the method needs clean data at the server (`Federation.server_data`).
+    needs_server_data: bool = False
+
+    #: Whether the method asks a client that is being excluded.
+    needs_excluded_client: bool = False
+
+    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+        """Prepare for a recovery from scratch: forget earlier ones, check what history offers.
+
+        Args:
+            history: The recording.
+            remaining: Clients that take part.
+            max_rounds: Number of rounds $T$.
+        """
+
+    def initial_weights(self, history: HistoryStore) -> Tensor:
+        """Return the weights to start from, shape $(d,)$; by default the recorded initial ones."""
+        return history.read_round(0, ()).global_weights
+
+    def rounds(self, history: HistoryStore, max_rounds: int) -> Iterable[int]:
+        """Return the rounds to step through, increasing; by default `range(max_rounds)`."""
+        return range(max_rounds)
+
+    @abstractmethod
+    def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
+        """Do one round.
+
+        Args:
+            t: Round of the recording.
+            global_weights: Recovered global weights, shape $(d,)$; must not be changed.
+            ctx: History, clients and server step of this round.
+
+        Returns:
+            The next global weights, shape $(d,)$.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed recovery needs: tensors, numbers, strings, lists and dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return numbers worth reporting about the recovery, by name."""
+        return {}
+
+
+class ReplayRecoverer(Recoverer):
+    """A recoverer that replays the recorded rounds with other updates.
+
+    Write `round_updates`; the server step is the recording's.
+
+    Examples:
+        >>> class Impatient(ReplayRecoverer):
+        ...     "Asks the clients in even rounds and reuses history in odd ones."
+        ...     def round_updates(self, t, global_weights, ctx):
+        ...         if t % 2 == 0:
+        ...             return ctx.exact(ctx.client_ids, "other").updates
+        ...         return ctx.history(t).updates
+        >>> Impatient()
+        Impatient()
+    """
+
+    @abstractmethod
+    def round_updates(
+        self, t: int, global_weights: Tensor, ctx: RecoveryContext
+    ) -> Tensor | CohortUpdates | None:
+        """Return the updates to aggregate in this round.
+
+        Args:
+            t: Round.
+            global_weights: Recovered global weights, shape $(d,)$.
+            ctx: History, clients and server step of this round.
+
+        Returns:
+            Shape $(m', d)$, one row per client of `ctx.client_ids`; or `CohortUpdates` of some of
+            them; or `None` for no step.
+        """
+
+    def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
+        """Hand the round's updates to the server step."""
+        updates = self.round_updates(t, global_weights, ctx)
+        if updates is None:
+            return global_weights
+        if isinstance(updates, CohortUpdates):
+            return ctx.server_step(updates.updates, updates.client_ids)
+        return ctx.server_step(updates)

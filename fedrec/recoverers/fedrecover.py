@@ -1,0 +1,267 @@
+"""FedRecover."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_choice, check_float, check_int
+from fedrec.exceptions import ConfigurationError, RecoveryError, expected
+from fedrec.recoverers.base import ReplayRecoverer
+from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
+from fedrec.recoverers.threshold import abnormality_threshold
+from fedrec.types import CohortUpdates, RecoveryContext
+
+if TYPE_CHECKING:
+    from fedrec.history.base import HistoryStore
+
+__all__ = ["FedRecover"]
+
+
+class FedRecover(ReplayRecoverer):
+    r"""Estimates the clients' updates from history and asks for exact ones in a few rounds.
+
+    In most rounds, $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$, where bars are
+    what the server stored, hats what is recovered, and $\tilde H_t^i$ an L-BFGS approximation of
+    client $i$'s Hessian. Clients are asked
+
+    - `warmup`: in the first $T_w$ rounds, to fill the L-BFGS buffers,
+    - `correction`: in every $T_c$-th round after that, to keep the buffers current,
+    - `abnormality`: one client, if an entry of its estimate exceeds $\tau$ in magnitude,
+    - `final`: in the last $T_f$ rounds, to end on exact updates,
+    - `fallback`: one client, if it has no usable pair, or its estimate is not finite.
+
+    A pair is $(\hat w_t - \bar w_t, g_t^i - \bar g_t^i)$, both halves from the start of the same
+    round. Pairs without positive curvature are not used.
+
+    Args:
+        warmup_rounds: $T_w$, at least 1 and, with `estimate="lbfgs"`, more than `buffer_size`.
+        correction_period: $T_c$, at least 1; `None` for no periodic correction.
+        abnormality_threshold: A fixed $\tau > 0$ in place of the one from `tolerance_rate`.
+        tolerance_rate: $\alpha$ in [0, 1), which sets $\tau$ from history: in every round at most
+            this fraction of the historical entries exceeds it. `None`, with no
+            `abnormality_threshold`, for no abnormality fixing.
+        final_rounds: $T_f$, 0 for no final tuning.
+        buffer_size: $s$, pairs per client, at least 1.
+        estimate: What to use in the other rounds: `"lbfgs"`, the paper's method; `"history"`, the
+            historical update unchanged (a control); `None`, no step at all (the paper's variant
+            without approximation).
+        buffer: `"paired"`, as above, or `"paper"`, the paper's literal reading: one buffer of model
+            differences for all clients, filled in all-client rounds only, and no pair is skipped.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    References:
+        - Cao et al., FedRecover: Recovering from Poisoning Attacks in Federated Learning using
+          Historical Information, IEEE S&P 2023, Algorithm 1.
+
+    Examples:
+        >>> FedRecover(warmup_rounds=20, correction_period=10).exact_reason(29, max_rounds=2000)
+        'correction'
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup_rounds: int = 20,
+        correction_period: int | None = 10,
+        abnormality_threshold: float | None = None,
+        tolerance_rate: float | None = 1e-6,
+        final_rounds: int = 5,
+        buffer_size: int = 2,
+        estimate: str | None = "lbfgs",
+        buffer: str = "paired",
+    ) -> None:
+        check_int("warmup_rounds", warmup_rounds, minimum=1)
+        if correction_period is not None:
+            check_int("correction_period", correction_period, minimum=1)
+        if abnormality_threshold is not None:
+            check_float("abnormality_threshold", abnormality_threshold, minimum=0, open_minimum=True)
+        if tolerance_rate is not None:
+            check_float("tolerance_rate", tolerance_rate, minimum=0, maximum=1, open_maximum=True)
+        check_int("final_rounds", final_rounds, minimum=0)
+        check_int("buffer_size", buffer_size, minimum=1)
+        if estimate is not None:
+            check_choice("estimate", estimate, ("lbfgs", "history"))
+        check_choice("buffer", buffer, ("paired", "paper"))
+        if estimate == "lbfgs" and warmup_rounds <= buffer_size:
+            raise ConfigurationError(
+                expected(
+                    "warmup_rounds",
+                    f"more than buffer_size={buffer_size}",
+                    warmup_rounds,
+                    hint="the first round gives no pair, since both models are still equal.",
+                )
+            )
+        self.warmup_rounds = warmup_rounds
+        self.correction_period = correction_period
+        self.abnormality_threshold = abnormality_threshold
+        self.tolerance_rate = tolerance_rate
+        self.final_rounds = final_rounds
+        self.buffer_size = buffer_size
+        self.estimate = estimate
+        self.buffer = buffer
+        self._remaining: tuple[str, ...] = ()
+        self._threshold = float("inf")
+        self._pairs: PairedBuffer | PaperBuffer | None = None
+        self._estimated = 0
+
+    def exact_reason(self, t: int, max_rounds: int) -> str | None:
+        """Return why all clients are asked in round `t`, or `None` if updates are estimated.
+
+        Args:
+            t: Round, 0-based.
+            max_rounds: $T$.
+        """
+        if t < self.warmup_rounds:
+            return "warmup"
+        if t >= max_rounds - self.final_rounds:
+            return "final"
+        if (
+            self.correction_period is not None
+            and (t - self.warmup_rounds + 1) % self.correction_period == 0
+        ):
+            return "correction"
+        return None
+
+    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+        """Find the abnormality threshold in one pass over the remaining clients' history."""
+        self._remaining = remaining
+        self._pairs = None
+        self._estimated = 0
+        self._threshold = float("inf")
+        if self.estimate is None:
+            return
+        if self.abnormality_threshold is not None:
+            self._threshold = self.abnormality_threshold
+        elif self.tolerance_rate is not None:
+            self._threshold = abnormality_threshold(
+                self._historical(history, max_rounds), self.tolerance_rate
+            )
+
+    def _historical(self, history: HistoryStore, max_rounds: int) -> Any:
+        keep = set(self._remaining)
+        for t in history.rounds()[:max_rounds]:
+            present = history.read_round(t, ()).present
+            yield history.read_round(t, [c for c in present if c in keep]).updates
+
+    def round_updates(
+        self, t: int, global_weights: Tensor, ctx: RecoveryContext
+    ) -> Tensor | CohortUpdates | None:
+        """Ask everyone, or estimate and ask those whose estimate cannot be used."""
+        reason = self.exact_reason(t, ctx.max_rounds)
+        if reason is not None:
+            sent = ctx.exact(ctx.client_ids, reason)
+            if self.estimate == "lbfgs" and reason != "final":
+                self._push(t, sent, global_weights, ctx, everyone=True)
+            return sent
+        if self.estimate is None:
+            return None
+        record = ctx.history(t)
+        if record.client_ids != ctx.client_ids:
+            raise RecoveryError(
+                f"Round {t} of the history lacks updates of clients "
+                f"{sorted(set(ctx.client_ids) - set(record.client_ids))}."
+            )
+        estimates = record.updates
+        usable = torch.ones(len(ctx.client_ids), dtype=torch.bool)
+        if self.estimate == "lbfgs":
+            rows = self._rows(ctx.client_ids)
+            pairs = self._buffer(global_weights)
+            estimates, usable = pairs.estimate(
+                record.updates, global_weights - record.global_weights, rows
+            )
+        largest = estimates.abs().amax(dim=1).cpu()
+        finite = torch.isfinite(largest)
+        abnormal = usable & finite & (largest > self._threshold)
+        return self._fix(t, estimates, abnormal, ~(usable & finite), global_weights, ctx)
+
+    def _fix(
+        self,
+        t: int,
+        estimates: Tensor,
+        abnormal: Tensor,
+        missing: Tensor,
+        global_weights: Tensor,
+        ctx: RecoveryContext,
+    ) -> CohortUpdates:
+        """Replace abnormal and missing estimates by exact updates."""
+        keep = ~missing
+        self._estimated += int((keep & ~abnormal).sum())
+        for reason, mask in (("abnormality", abnormal), ("fallback", missing)):
+            ids = [c for c, asked in zip(ctx.client_ids, mask.tolist(), strict=True) if asked]
+            if not ids:
+                continue
+            sent = ctx.exact(ids, reason)
+            if self.estimate == "lbfgs":
+                self._push(t, sent, global_weights, ctx, everyone=len(ids) == len(ctx.client_ids))
+            at = [ctx.client_ids.index(c) for c in sent.client_ids]
+            estimates[at] = sent.updates
+            keep[at] = True
+        ids = [c for c, kept in zip(ctx.client_ids, keep.tolist(), strict=True) if kept]
+        return CohortUpdates(
+            client_ids=tuple(ids),
+            updates=estimates if len(ids) == len(ctx.client_ids) else estimates[keep],
+            num_samples=torch.zeros(len(ids), dtype=torch.int64),
+        )
+
+    def _rows(self, client_ids: tuple[str, ...]) -> Tensor:
+        index = {c: i for i, c in enumerate(self._remaining)}
+        return torch.tensor([index[c] for c in client_ids], dtype=torch.int64)
+
+    def _buffer(self, global_weights: Tensor) -> PairedBuffer | PaperBuffer:
+        if self._pairs is None:
+            kind = PairedBuffer if self.buffer == "paired" else PaperBuffer
+            self._pairs = kind(
+                len(self._remaining), self.buffer_size, global_weights.numel(), global_weights.device
+            )
+        return self._pairs
+
+    def _push(
+        self,
+        t: int,
+        sent: CohortUpdates,
+        global_weights: Tensor,
+        ctx: RecoveryContext,
+        *,
+        everyone: bool,
+    ) -> None:
+        if not sent.client_ids:
+            return
+        record = ctx.history(t, sent.client_ids)
+        self._buffer(global_weights).push(
+            self._rows(sent.client_ids),
+            global_weights - record.global_weights,
+            sent.updates - record.updates,
+            t,
+            everyone,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return threshold, pairs and counters."""
+        return {
+            "remaining": list(self._remaining),
+            "threshold": self._threshold,
+            "estimated": self._estimated,
+            "pairs": None if self._pairs is None else self._pairs.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._remaining = tuple(state["remaining"])
+        self._threshold = state["threshold"]
+        self._estimated = state["estimated"]
+        self._pairs = None
+        if state["pairs"] is not None:
+            self._buffer(state["pairs"]["delta_g"][0, 0]).load_state_dict(state["pairs"])
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return the threshold, the number of estimates used, and pairs that were skipped."""
+        return {
+            "abnormality_threshold": self._threshold,
+            "estimated_updates": float(self._estimated),
+            "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
+        }

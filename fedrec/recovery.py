@@ -1,0 +1,419 @@
+"""Recovery: step through the recorded rounds with a recoverer. Part of `FederatedLoop`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.checkpoint import load_state, save_state, write_atomically
+from fedrec.component import build
+from fedrec.engine import Engine
+from fedrec.exceptions import ConfigurationError, RecoveryError, ShapeError, expected
+from fedrec.federation import Federation
+from fedrec.history.base import HistoryStore
+from fedrec.interrupts import stop_between_rounds
+from fedrec.metrics import CostLedger
+from fedrec.metrics_log import MetricsLog
+from fedrec.recording import require_same_plan
+from fedrec.recoverers.base import Recoverer
+from fedrec.types import CohortUpdates, LocalWork, RecoveryContext, RoundRecord, RunResult
+
+if TYPE_CHECKING:
+    from fedrec.loop import FederatedLoop
+
+__all__ = ["Recovery"]
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(kw_only=True, eq=False)
+class Recovery:
+    """One call of `FederatedLoop.recover`; see there for the arguments."""
+
+    loop: FederatedLoop
+    federation: Federation
+    history: HistoryStore
+    recoverer: Recoverer
+    exclude: tuple[str, ...]
+    attack: Attack | None
+    name: str
+    resume: bool
+    max_rounds: int | None
+    server_lr: float | None
+    aggregator: Aggregator | None
+    batch_policy: str
+    on_bad_update: str
+
+    def run(self) -> RunResult:
+        """Recover, or go on recovering."""
+        loop, history = self.loop, self.history
+        self._prepare()
+        state = self._load() if self.resume else None
+        if state is not None:
+            torch.set_num_threads(state["execution"]["threads"])
+        weights = self.recoverer.initial_weights(history).to(loop.device)
+        self.execution = {**loop.execution(), **self.engine.plan(weights)}
+        first, seconds, finished = 0, 0.0, False
+        if state is None:
+            began = time.perf_counter()
+            self.recoverer.start(history, self.remaining, self.rounds)
+            seconds = time.perf_counter() - began
+        else:
+            weights, first, seconds = self._restore(state)
+            finished = state["finished"]
+        path = self.folder / "metrics.csv" if self.folder and loop.logger is not False else None
+        log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first)
+        steps = list(self.recoverer.rounds(history, self.rounds))
+        loop.call("on_recover_start", self.name, self.rounds, first)
+        if not finished:
+            weights, seconds = self._steps(steps, first, weights, seconds, log)
+            self._write_results(weights, seconds)
+        log.close()
+        result = RunResult(
+            name=self.name,
+            global_weights=weights,
+            rounds=len(steps),
+            seconds=seconds,
+            curve=log.curve(),
+            execution=self.execution,
+            buffers=self.engine.buffers,
+            ledger=self.ledger,
+            diagnostics=state["diagnostics"] if state and finished else self.recoverer.diagnostics(),
+        )
+        loop.call("on_recover_end", result)
+        return result
+
+    def _steps(
+        self, steps: Sequence[int], first: int, weights: Tensor, seconds: float, log: MetricsLog
+    ) -> tuple[Tensor, float]:
+        """Do the rounds that are left."""
+        saved = time.monotonic()
+        try:
+            with stop_between_rounds() as stop:
+                for position, t in enumerate(steps):
+                    if t < first:
+                        continue
+                    weights, spent = self._round(t, weights, log)
+                    seconds += spent
+                    if position == len(steps) - 1:
+                        break
+                    due = time.monotonic() - saved >= self.loop.checkpoint_every
+                    if due or stop.signal is not None:
+                        self._save(weights, t + 1, seconds)
+                        saved = time.monotonic()
+                    stop.obey(f"after round {t} of {self.name}")
+        finally:
+            log.close()
+        return weights, seconds
+
+    def _prepare(self) -> None:
+        """Check that everything fits together, and set up what `run` works with."""
+        loop, federation, manifest = self.loop, self.federation, self.history.manifest
+        layout = federation.layout
+        self.history.check_model(layout.fingerprint, layout.num_parameters)
+        recorded = len(self.history.rounds())
+        if recorded == 0:
+            raise ConfigurationError(
+                "The history has no round yet. HINT: record before you recover."
+            )
+        if self.max_rounds is not None and self.max_rounds > recorded:
+            raise ConfigurationError(
+                expected("max_rounds", f"at most the {recorded} recorded rounds", self.max_rounds)
+            )
+        self.rounds = loop.limit(self.max_rounds or recorded)
+        known = set(manifest.clients)
+        unknown = sorted(set(self.exclude) - known)
+        if unknown:
+            raise ConfigurationError(
+                expected("exclude", "ids of recorded clients", unknown, known=list(known)[:20])
+            )
+        absent = sorted(known - set(self.exclude) - set(federation.client_ids))
+        if absent:
+            raise ConfigurationError(
+                f"The federation lacks recorded clients {absent[:10]}. "
+                "HINT: exclude clients that have left."
+            )
+        self.remaining = tuple(c for c in manifest.clients if c not in set(self.exclude))
+        if not self.remaining:
+            raise ConfigurationError(
+                expected("exclude", "fewer than all clients", list(self.exclude))
+            )
+        if self.recoverer.needs_server_data and federation.server_data is None:
+            raise ConfigurationError(
+                f"{type(self.recoverer).__name__} needs clean data at the server. "
+                "HINT: pass `server_data=` to the federation."
+            )
+        federation.module.to(loop.device)
+        attackers = federation.malicious if self.attack is not None else ()
+        self.engine = Engine(
+            federation=federation,
+            phase="recover",
+            executor=loop.choose_executor(federation.clients, federation.module),
+            aggregator=self.aggregator or build(manifest.aggregator, Aggregator, "aggregator"),
+            server_lr=self.server_lr or manifest.server_lr,
+            attack=self.attack,
+            malicious=frozenset(attackers) - frozenset(self.exclude),
+            seed=manifest.seed,
+            device=loop.device,
+            autocast=loop.autocast,
+            batch_policy=self.batch_policy,
+            on_bad_update=self.on_bad_update,
+        )
+        if manifest.num_buffers:
+            self.engine.buffers = layout.buffers(federation.module)
+        self.folder = None if loop.folder is None else loop.folder / "recover" / self.name
+        self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
+
+    def _rounds_of_clients(self) -> dict[str, int]:
+        """Count in how many rounds each remaining client originally took part."""
+        counts = dict.fromkeys(self.remaining, 0)
+        for t in range(self.rounds):
+            for client_id in self.history.read_round(t, ()).present:
+                if client_id in counts:
+                    counts[client_id] += 1
+        return counts
+
+    # -- one round ------------------------------------------------------------------------------
+
+    def _round(self, t: int, weights: Tensor, log: MetricsLog) -> tuple[Tensor, float]:
+        """Do one round; return the next weights and the seconds spent, evaluation left out."""
+        loop, engine = self.loop, self.engine
+        began = time.perf_counter()
+        header = self.history.read_round(t, ())
+        keep = set(self.remaining)
+        cohort = tuple(c for c in header.present if c in keep)
+        logged: dict[str, float] = {}
+        new = weights
+        asked = len(self.ledger.entries)
+        if cohort:  # a round whose whole cohort is excluded makes no step
+            ctx = self._context(t, cohort, weights, logged)
+            loop.call("on_round_start", ctx)
+            new = self.recoverer.step(t, weights, ctx)
+            if new.shape != weights.shape:
+                raise ShapeError(
+                    f"Expected {self.name}.step to return shape {tuple(weights.shape)}, "
+                    f"but got {tuple(new.shape)}."
+                )
+            if not torch.isfinite(new.sum()) and not bool(torch.isfinite(new).all()):
+                raise RecoveryError(
+                    f"{self.name} gave non-finite global weights in round {t}. "
+                    "HINT: ask clients more often (a smaller `correction_period`)."
+                )
+            engine.end_round()
+        spent = time.perf_counter() - began
+        values = {"asked": float(len(self.ledger.entries) - asked), **logged}
+        if loop.evaluates(t, self.rounds):
+            values.update(loop.evaluate_curve(self.federation, new, self.attack, engine.buffers))
+        log.write(t, values)
+        if cohort:
+            loop.call("on_round_end", ctx, values)
+        return new, spent
+
+    def _context(
+        self, t: int, cohort: tuple[str, ...], weights: Tensor, logged: dict[str, float]
+    ) -> RecoveryContext:
+        engine = self.engine
+        ctx = engine.context(t, cohort, weights, logged.__setitem__)
+        sizes = self.history.manifest.clients
+
+        def history(round: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+            if client_ids is None:
+                present = (
+                    cohort
+                    if round == t
+                    else [
+                        c for c in self.history.read_round(round, ()).present if c in self.remaining
+                    ]
+                )
+                client_ids = present
+            return self.history.read_round(round, client_ids).to(engine.device)
+
+        def exact(
+            client_ids: Sequence[str], reason: str, work: LocalWork | None = None
+        ) -> CohortUpdates:
+            self._check_asked(t, client_ids, cohort)
+            sent = engine.ask(ctx, client_ids, work)
+            worked = ctx if work is None else dataclasses.replace(ctx, work=work)
+            for client_id in client_ids:
+                self.ledger.add(
+                    client_id,
+                    t,
+                    reason,
+                    local_steps=engine.clients[client_id].num_local_steps(worked),
+                    num_bytes=2 * _FLOAT_BYTES * weights.numel(),
+                )
+            self.loop.call("on_updates", ctx, sent)
+            return sent
+
+        def server_step(
+            updates: Tensor,
+            client_ids: Sequence[str] | None = None,
+            global_weights: Tensor | None = None,
+        ) -> Tensor:
+            ids = cohort if client_ids is None else tuple(client_ids)
+            if len(ids) == 0:
+                return weights if global_weights is None else global_weights
+            if updates.shape != (len(ids), weights.numel()):
+                raise ShapeError(
+                    f"Expected {self.name} to give updates of shape {(len(ids), weights.numel())}, "
+                    f"one row per client of round {t}, but got {tuple(updates.shape)}."
+                )
+            num_samples = torch.tensor([sizes[c] for c in ids])
+            start = weights if global_weights is None else global_weights
+            return engine.server_step(ctx, updates, num_samples, ids, start)[0]
+
+        fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(ctx)}
+        return RecoveryContext(
+            **{**fields, "purpose": "recoverer"},
+            history=history,
+            exact=exact,
+            server_step=server_step,
+            max_rounds=self.rounds,
+            excluded=self.exclude,
+            server_lr=engine.server_lr,
+        )
+
+    def _check_asked(self, t: int, client_ids: Sequence[str], cohort: tuple[str, ...]) -> None:
+        allowed = set(cohort)
+        if self.recoverer.needs_excluded_client:
+            allowed |= set(self.exclude)
+        odd = [c for c in client_ids if c not in allowed]
+        if odd:
+            raise RecoveryError(
+                f"{self.name} asked clients {odd} in round {t}, but they are excluded or did not "
+                "take part in it."
+            )
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a checkpoint has to agree with."""
+        engine = self.engine
+        return {
+            "store_id": self.history.manifest.store_id,
+            "recoverer": self.recoverer.spec(),
+            "exclude": sorted(self.exclude),
+            "max_rounds": self.rounds,
+            "server_lr": engine.server_lr,
+            "aggregator": engine.aggregator.spec(),
+            "attack": None if self.attack is None else self.attack.spec(),
+            "batch_policy": self.batch_policy,
+            "on_bad_update": self.on_bad_update,
+        }
+
+    def _checkpoint(self) -> Path | None:
+        return None if self.folder is None else self.folder / "checkpoint.npz"
+
+    def _load(self) -> dict[str, Any] | None:
+        """Read the checkpoint, if there is one, and check that it is of this recovery."""
+        path = self._checkpoint()
+        if path is None and not self.loop.fast_dev_run:
+            raise ConfigurationError(
+                "Cannot resume a recovery without a run folder. HINT: pass `default_root_dir=` to "
+                "the loop, in both runs."
+            )
+        if path is None or not path.exists():
+            return None
+        state = load_state(path)
+        current = self._identity()
+        differences = [k for k, v in current.items() if state["identity"].get(k) != v]
+        if differences:
+            raise ConfigurationError(
+                f"The checkpoint {path} is of another recovery (it differs in "
+                f"{', '.join(differences)}). HINT: use another `name`, or `resume=False`."
+            )
+        return state
+
+    def _restore(self, state: dict[str, Any]) -> tuple[Tensor, int, float]:
+        """Bring everything to where it was at the checkpoint."""
+        engine, device = self.engine, self.loop.device
+        require_same_plan(state["execution"], self.execution, "the recovery")
+        if not state["finished"]:
+            self.recoverer.load_state_dict(_on_device(state["recoverer"], device))
+        engine.aggregator.load_state_dict(_on_device(state["aggregator"], device))
+        engine.last_aggregate = _on_device(state["last_aggregate"], device)
+        engine.buffers = _on_device(state["buffers"], device)
+        self.ledger.load_state_dict(state["ledger"])
+        for callback, saved in zip(self.loop.callbacks, state["callbacks"], strict=False):
+            callback.load_state_dict(saved)
+        return state["weights"].to(device), state["next"], state["seconds"]
+
+    def _save(self, weights: Tensor, next_round: int, seconds: float, finished: bool = False) -> None:
+        path = self._checkpoint()
+        if path is None:
+            return
+        engine = self.engine
+        save_state(
+            path,
+            {
+                "identity": self._identity(),
+                "execution": self.execution,
+                "next": next_round,
+                "seconds": seconds,
+                "finished": finished,
+                "weights": weights,
+                # Pairs are large, and a finished recovery needs none.
+                "recoverer": {} if finished else self.recoverer.state_dict(),
+                "diagnostics": self.recoverer.diagnostics(),
+                "aggregator": engine.aggregator.state_dict(),
+                "last_aggregate": engine.last_aggregate,
+                "buffers": engine.buffers,
+                "ledger": self.ledger.state_dict(),
+                "callbacks": [callback.state_dict() for callback in self.loop.callbacks],
+            },
+        )
+
+    def _write_results(self, weights: Tensor, seconds: float) -> None:
+        """Write ledger and model, then mark the recovery as finished."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.ledger.to_csv(self.folder / "ledger.csv")
+        module = self.federation.module
+        self.federation.layout.load(module, weights)
+        if self.engine.buffers is not None:
+            self.federation.layout.load_buffers(module, self.engine.buffers)
+        write_atomically(self.folder / "model.ckpt", _lightning_checkpoint(module, self.rounds))
+        self._save(weights, self.rounds, seconds, finished=True)
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        # Integer and float64 tensors are bookkeeping and stay on the CPU.
+        return value.to(device) if value.dtype == torch.float32 else value
+    if isinstance(value, dict):
+        return {k: _on_device(v, device) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_on_device(v, device) for v in value]
+    return value
+
+
+def _lightning_checkpoint(module: Any, rounds: int) -> bytes:
+    """Return a checkpoint that the module's own `load_from_checkpoint` reads."""
+    import pytorch_lightning
+
+    checkpoint: dict[str, Any] = {
+        "epoch": 0,
+        "global_step": rounds,
+        "pytorch-lightning_version": pytorch_lightning.__version__,
+        "state_dict": module.state_dict(),
+    }
+    parameters = dict(getattr(module, "hparams", {}))
+    if parameters:
+        checkpoint["hparams_name"] = "kwargs"
+        checkpoint["hyper_parameters"] = parameters
+    if hasattr(module, "on_save_checkpoint"):
+        module.on_save_checkpoint(checkpoint)
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    return buffer.getvalue()

@@ -1,0 +1,179 @@
+"""What any detector has to get right."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedrec.detectors.base import Detector
+from fedrec.history.manifest import Manifest
+from fedrec.history.memory import MemoryHistory
+from fedrec.testing.component import ComponentContract
+from fedrec.types import Detection, RoundRecord
+
+__all__ = ["DetectorContract"]
+
+_D = 12
+_LR = 0.1
+
+
+class DetectorContract(ComponentContract):
+    """Tests for a detector; subclass it in a test module and write `make`.
+
+    The histories are of clients with quadratic losses and noisy gradients; malicious ones send
+    noise of their own. Whether a detector finds them is for its own tests.
+
+    Examples:
+        >>> from fedrec.detectors import KnownMalicious
+        >>> class TestMyDetector(DetectorContract):
+        ...     def make(self):
+        ...         return KnownMalicious()
+    """
+
+    base = Detector
+
+    #: Clients, malicious ones, and rounds of the histories.
+    num_clients: int = 12
+    malicious: tuple[str, ...] = ("client-02", "client-05", "client-09")
+    num_rounds: int = 60
+
+    #: Fraction of benign clients that may be flagged when nobody is malicious, on average.
+    max_false_positive_rate: float = 0.0
+
+    #: Histories that average is taken over.
+    num_benign_histories: int = 5
+
+    @abstractmethod
+    def make(self) -> Detector:
+        """Return a new detector, the same each time."""
+
+    def make_records(self, malicious: Sequence[str] = (), seed: int = 0) -> list[RoundRecord]:
+        """Return a recording in which these clients are malicious."""
+        generator = torch.Generator().manual_seed(seed)
+        ids = tuple(f"client-{i:02d}" for i in range(self.num_clients))
+        evil = torch.tensor([c in malicious for c in ids])
+        curvature = torch.linspace(0.5, 2.0, _D)
+        centres = 0.3 * torch.randn(self.num_clients, _D, generator=generator)
+        weights = torch.full((_D,), 3.0)
+        records = []
+        for t in range(self.num_rounds):
+            noise = torch.randn(2, self.num_clients, _D, generator=generator)
+            updates = curvature * (weights - centres) + 0.3 * noise[0]
+            updates[evil] = 3.0 * noise[1][evil]
+            aggregate = updates.mean(dim=0)
+            records.append(
+                RoundRecord(
+                    round=t,
+                    global_weights=weights,
+                    client_ids=ids,
+                    updates=updates,
+                    num_samples=torch.full((self.num_clients,), 10),
+                    aggregate=aggregate,
+                    cohort=ids,
+                )
+            )
+            weights = weights - _LR * aggregate
+        return records
+
+    def watch(self, records: Iterable[RoundRecord], malicious: Sequence[str] = ()) -> Detection:
+        """Let a new detector watch a recording live."""
+        detector = self.make()
+        detector.reset(malicious)
+        for record in records:
+            detector.observe(record)
+            if detector.action == "stop" and detector.result().round is not None:
+                break
+        return detector.result()
+
+    @staticmethod
+    def check_same(one: Detection, other: Detection) -> None:
+        """Compare two verdicts; scores may differ by rounding."""
+        assert one.malicious == other.malicious
+        assert one.seen == other.seen
+        assert one.round == other.round
+        assert dict(one.scores) == pytest.approx(dict(other.scores), rel=1e-4, abs=1e-6)
+
+    def test_no_verdict_before_the_first_round(self) -> None:
+        """Nobody was seen, so nobody is accused."""
+        detector = self.make()
+        detector.reset(self.malicious)
+        result = detector.result()
+        assert result.malicious == ()
+        assert result.seen == ()
+        assert result.round is None
+
+    @pytest.mark.parametrize("attacked", [True, False])
+    def test_accuses_only_whom_it_saw(self, attacked: bool) -> None:
+        """Verdicts are sorted lists of distinct clients that took part."""
+        malicious = self.malicious if attacked else ()
+        records = self.make_records(malicious)
+        result = self.watch(records, malicious)
+        assert list(result.malicious) == sorted(set(result.malicious))
+        assert list(result.seen) == sorted(records[0].client_ids)
+        assert set(result.malicious) <= set(result.seen)
+        assert set(result.scores) <= set(result.seen)
+
+    def test_order_of_clients_does_not_matter(self) -> None:
+        """Rows come in any order."""
+        records = self.make_records(self.malicious)
+        shuffled = []
+        for record in records:
+            generator = torch.Generator().manual_seed(record.round)
+            order = torch.randperm(self.num_clients, generator=generator).tolist()
+            ids = tuple(record.client_ids[i] for i in order)
+            shuffled.append(replace(record.select(ids), cohort=ids))
+        self.check_same(self.watch(shuffled, self.malicious), self.watch(records, self.malicious))
+
+    def test_flags_few_when_nobody_is_malicious(self) -> None:
+        """On benign histories, false positives stay within the stated rate."""
+        rates = []
+        for seed in range(self.num_benign_histories):
+            rate = self.watch(self.make_records(seed=seed)).false_positive_rate(())
+            assert rate is not None
+            rates.append(rate)
+        assert sum(rates) / len(rates) <= self.max_false_positive_rate
+
+    def test_live_is_as_replayed(self) -> None:
+        """A stored recording gives the verdict that watching it gave."""
+        records = self.make_records(self.malicious)
+        with MemoryHistory() as history:
+            history.begin(
+                Manifest(
+                    model_fingerprint="0" * 32,
+                    num_parameters=_D,
+                    clients=dict.fromkeys(records[0].client_ids, 10),
+                    seed=0,
+                    aggregator={},
+                    server_lr=_LR,
+                    max_rounds=self.num_rounds,
+                    malicious=self.malicious,
+                )
+            )
+            for record in records:
+                history.write_round(record)
+            replayed = self.make().detect(history)
+        self.check_same(replayed, self.watch(records, self.malicious))
+
+    def test_owns_what_it_remembers(self) -> None:
+        """The loop may reuse a round's memory for the next one."""
+        records = self.make_records(self.malicious)
+        buffer = torch.empty_like(records[0].updates)
+        reused = (replace(r, updates=buffer.copy_(r.updates)) for r in records)
+        self.check_same(self.watch(reused, self.malicious), self.watch(records, self.malicious))
+
+    def test_reset_forgets(self) -> None:
+        """A detector is as good as new after a reset."""
+        records = self.make_records(self.malicious)
+        detector = self.make()
+        for record in self.make_records(seed=7):
+            detector.observe(record)
+        detector.reset(self.malicious)
+        for record in records:
+            detector.observe(record)
+            if detector.action == "stop" and detector.result().round is not None:
+                break
+        self.check_same(detector.result(), self.watch(records, self.malicious))

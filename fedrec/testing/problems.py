@@ -1,0 +1,86 @@
+"""A small federation whose updates can be computed by hand, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from fedrec.clients.base import Client
+from fedrec.federation import Federation
+from fedrec.types import ClientUpdate, RoundContext
+
+__all__ = ["QuadraticClient", "VectorModule", "quadratic_federation"]
+
+
+class VectorModule(pl.LightningModule):
+    """A model that is nothing but a vector of parameters.
+
+    Args:
+        size: $d$.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+
+class QuadraticClient(Client):
+    r"""Its loss is $\frac12 (w - c)^\top A (w - c)$, so its update is $A (w - c)$.
+
+    Args:
+        client_id: Unique name.
+        hessian: $A$, shape $(d, d)$.
+        centre: $c$, shape $(d,)$.
+        num_samples: The client's weight.
+    """
+
+    def __init__(
+        self, client_id: str, hessian: Tensor, centre: Tensor, num_samples: int = 1
+    ) -> None:
+        super().__init__(client_id, num_samples)
+        self.hessian = hessian
+        self.centre = centre
+        self.rounds_asked: list[int] = []
+
+    def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
+        """Return the gradient, and remember that it was asked for."""
+        self.rounds_asked.append(ctx.round)
+        update = self.hessian @ (global_weights - self.centre)
+        return ClientUpdate(update=update, num_samples=self.num_samples)
+
+
+def quadratic_federation(
+    num_clients: int = 5, size: int = 4, num_malicious: int = 1, seed: int = 0, **kwargs: Any
+) -> Federation:
+    """Return a federation of strongly convex quadratic clients.
+
+    Eigenvalues lie between 0.5 and 2, so a `server_lr` up to 0.5 converges. The last
+    `num_malicious` clients are marked as malicious.
+
+    Args:
+        num_clients: $n$.
+        size: $d$.
+        num_malicious: How many of them are malicious.
+        seed: Decides Hessians and centres.
+        **kwargs: Further arguments of `Federation`.
+    """
+    generator = np.random.default_rng(seed)
+    clients = []
+    for i in range(num_clients):
+        basis, _ = np.linalg.qr(generator.normal(size=(size, size)))
+        hessian = basis @ np.diag(generator.uniform(0.5, 2.0, size)) @ basis.T
+        centre = generator.normal(size=size)
+        clients.append(
+            QuadraticClient(
+                f"q{i}",
+                torch.from_numpy(hessian).float(),
+                torch.from_numpy(centre).float(),
+                num_samples=1 + i,
+            )
+        )
+    malicious = [c.client_id for c in clients[num_clients - num_malicious :]]
+    return Federation(clients, VectorModule(size), malicious=malicious, **kwargs)

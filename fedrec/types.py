@@ -1,0 +1,309 @@
+"""The values that travel between components: contexts, updates, records, results.
+
+Letters used in shapes: $n$ all clients, $m$ clients of a round, $d$ trainable parameters,
+$b$ buffer values, $t$ a round (0-based).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedrec.parameters import ParameterVector
+from fedrec.random import torch_generator
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    from fedrec.aggregators.base import Aggregator
+    from fedrec.metrics.cost import CostLedger
+
+__all__ = [
+    "AttackContext",
+    "ClientUpdate",
+    "CohortUpdates",
+    "Detection",
+    "LocalWork",
+    "Phase",
+    "RecoveryContext",
+    "RoundContext",
+    "RoundRecord",
+    "RunResult",
+]
+
+Phase = Literal["record", "recover"]
+
+
+def _discard(name: str, value: float) -> None:
+    """Log to nowhere: the default of a context that was made by hand."""
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Local training other than the recorded one, for one call of `RecoveryContext.exact`.
+
+    Args:
+        local_steps: Mini-batch steps each client takes, at least 1.
+    """
+
+    local_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundContext:
+    """What a component may know about the round it works in.
+
+    Args:
+        round: Round $t$, 0-based.
+        phase: `"record"` or `"recover"`.
+        client_ids: The cohort, in the order of the rows of every updates tensor.
+        global_weights: Global weights at the start of the round, shape $(d,)$.
+        layout: Which slice of the $d$ entries is which parameter.
+        seed: Seed of the recording; every random draw is a function of it.
+        purpose: Names the component's own stream of random numbers.
+        device: Where tensors live.
+        autocast: Makes the context manager of the chosen precision.
+        logger: Call it with a name and a number to log a value for this round.
+        server_data: Clean data at the server, if any.
+        batch_policy: `"replay"` draws the batches of the recording again, `"fresh"` others.
+        work: Other local training than the clients' own, or `None`.
+        buffers: Values of persistent buffers to start from, shape $(b,)$, or `None`.
+    """
+
+    round: int
+    phase: Phase
+    client_ids: tuple[str, ...]
+    global_weights: Tensor
+    layout: ParameterVector
+    seed: int = 0
+    purpose: str = "component"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    logger: Callable[[str, float], None] = _discard
+    server_data: Dataset[Any] | None = None
+    batch_policy: str = "replay"
+    work: LocalWork | None = None
+    buffers: Tensor | None = None
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """A CPU generator seeded by (seed, purpose, round): the same whatever was drawn before."""
+        return torch_generator(self.seed, self.purpose, self.round)
+
+    @property
+    def autocast_is_off(self) -> bool:
+        """Whether computing is in plain float32."""
+        return self.autocast is nullcontext
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackContext(RoundContext):
+    """What a full-knowledge attacker knows on top of a `RoundContext`.
+
+    Args:
+        aggregator: The aggregation rule of the server.
+        server_lr: Learning rate of the server step.
+        last_aggregate: Aggregate of the round before, shape $(d,)$, or `None` in the first round.
+        num_malicious: Malicious clients that take part in this phase.
+        num_malicious_total: Malicious clients of the recording, the detected ones included.
+    """
+
+    aggregator: Aggregator | None = None
+    server_lr: float = 1.0
+    last_aggregate: Tensor | None = None
+    num_malicious: int = 0
+    num_malicious_total: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecoveryContext(RoundContext):
+    """What a recoverer works with: history, the metered door to clients, and the server step.
+
+    Args:
+        history: `history(t, client_ids=None)` reads a round of the recording; by default the
+            clients that take part in this round of the recovery and were present.
+        exact: `exact(client_ids, reason, work=None)` asks clients for their exact updates and
+            meters every call. Reasons: see `fedrec.metrics.REASONS`.
+        server_step: `server_step(updates, client_ids=None, global_weights=None)` aggregates one
+            row per client of this round and returns the next global weights, shape $(d,)$.
+        max_rounds: Number of rounds $T$ of this recovery.
+        excluded: Clients that are left out.
+        server_lr: Learning rate of the server step.
+    """
+
+    history: Callable[..., RoundRecord]
+    exact: Callable[..., CohortUpdates]
+    server_step: Callable[..., Tensor]
+    max_rounds: int
+    excluded: tuple[str, ...] = ()
+    server_lr: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClientUpdate:
+    """What one client sends.
+
+    Args:
+        update: Pseudo-gradient, shape $(d,)$: the server does `w <- w - server_lr * aggregate`.
+        num_samples: Size of the client's data set before any poisoning.
+        metrics: What the module logged, by name.
+        buffers: Persistent buffers after local training, shape $(b,)$, or `None`.
+    """
+
+    update: Tensor
+    num_samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    buffers: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CohortUpdates:
+    """What the clients of a round sent.
+
+    Args:
+        client_ids: The $m$ clients whose updates can be used.
+        updates: Shape $(m, d)$, one row per client.
+        num_samples: Shape $(m,)$, int64, sizes before any poisoning.
+        metrics: Mean over the clients of what their modules logged, by name.
+        refused: Clients whose update was refused, with the reason.
+        buffers: Shape $(m, b)$, or `None` where the model has none.
+    """
+
+    client_ids: tuple[str, ...]
+    updates: Tensor
+    num_samples: Tensor
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    buffers: Tensor | None = None
+
+    def rows(self, client_ids: Sequence[str]) -> Tensor:
+        """Return the rows of these clients, in this order, shape $(len(client_ids), d)$."""
+        index = {c: i for i, c in enumerate(self.client_ids)}
+        return self.updates[[index[c] for c in client_ids]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundRecord:
+    """One round as the server stored it.
+
+    Args:
+        round: Round $t$, 0-based.
+        global_weights: Global weights at the start of the round, shape $(d,)$.
+        client_ids: The $m$ clients whose updates were aggregated, in row order.
+        updates: What they sent, shape $(m, d)$; possibly of fewer clients when read that way.
+        num_samples: Shape $(m,)$, int64.
+        aggregate: What the aggregation rule returned, shape $(d,)$.
+        cohort: Clients that were asked, in order; by default `client_ids`, then those refused.
+        refused: Clients that were asked and not used, with the reason.
+        buffers: Persistent buffers after the round, shape $(b,)$, or `None`.
+    """
+
+    round: int
+    global_weights: Tensor
+    client_ids: tuple[str, ...]
+    updates: Tensor
+    num_samples: Tensor
+    aggregate: Tensor
+    cohort: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    buffers: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cohort:
+            object.__setattr__(self, "cohort", (*self.client_ids, *self.refused))
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Clients whose updates were aggregated, also where not all of them were read."""
+        return tuple(c for c in self.cohort if c not in self.refused)
+
+    def select(self, client_ids: Sequence[str]) -> RoundRecord:
+        """Return the record with only these clients' updates, in this order.
+
+        Raises:
+            KeyError: If one of them did not take part in the round.
+        """
+        index = {c: i for i, c in enumerate(self.client_ids)}
+        rows = [index[c] for c in client_ids]
+        return replace(
+            self,
+            client_ids=tuple(client_ids),
+            updates=self.updates[rows],
+            num_samples=self.num_samples[rows],
+        )
+
+    def to(self, device: torch.device) -> RoundRecord:
+        """Return the record with its tensors on a device."""
+        return replace(
+            self,
+            global_weights=self.global_weights.to(device),
+            updates=self.updates.to(device),
+            aggregate=self.aggregate.to(device),
+            buffers=None if self.buffers is None else self.buffers.to(device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """The verdict of a detector.
+
+    Args:
+        malicious: Clients flagged as malicious, sorted.
+        seen: All clients the detector saw, sorted.
+        round: Round of the decision, or `None` if there was none.
+        scores: Suspicion score per client at the decision, larger is more suspicious.
+    """
+
+    malicious: tuple[str, ...]
+    seen: tuple[str, ...]
+    round: int | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    def false_negative_rate(self, truth: Sequence[str]) -> float | None:
+        """Fraction of the malicious clients seen that were not flagged; `None` if there is none."""
+        malicious = set(truth) & set(self.seen)
+        if not malicious:
+            return None
+        return len(malicious - set(self.malicious)) / len(malicious)
+
+    def false_positive_rate(self, truth: Sequence[str]) -> float | None:
+        """Fraction of the benign clients seen that were flagged; `None` if there is none."""
+        benign = set(self.seen) - set(truth)
+        if not benign:
+            return None
+        return len(benign & set(self.malicious)) / len(benign)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunResult:
+    """What `FederatedLoop.record` and `FederatedLoop.recover` return.
+
+    Args:
+        name: `"record"`, or the recoverer's name.
+        global_weights: Final global weights, shape $(d,)$.
+        rounds: Rounds done, those before an interruption included.
+        seconds: Wall-clock seconds of this run, evaluation left out.
+        curve: One row per evaluated round: `{"round": ..., "ter": ..., "asr": ...}`.
+        execution: The execution plan: executor, threads, device, precision.
+        buffers: Final persistent buffers, shape $(b,)$, or `None`.
+        detection: Verdict of the detector, if one ran.
+        ledger: Who was asked for exact updates, when and why (recoveries only).
+        diagnostics: What the recoverer reports about itself, by name.
+    """
+
+    name: str
+    global_weights: Tensor
+    rounds: int
+    seconds: float
+    curve: Sequence[Mapping[str, float]] = ()
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    buffers: Tensor | None = None
+    detection: Detection | None = None
+    ledger: CostLedger | None = None
+    diagnostics: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,62 @@
+"""Every attack of fedrec keeps the contract."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import torch
+from torch.utils.data import TensorDataset
+
+import fedrec.attacks
+from fedrec.attacks import Attack, BackdoorAttack, TrimAttack
+from fedrec.component import subclasses
+from fedrec.testing import AttackContract
+
+
+class TestTrimAttack(AttackContract):
+    def make(self) -> Attack:
+        return TrimAttack()
+
+
+class TestPixelBackdoor(AttackContract):
+    dataset_factor = 2
+
+    def make(self) -> Attack:
+        return BackdoorAttack(target_label=2, scale=5.0, adaptive=True)
+
+
+class TestPixelBackdoorInFlatImages(AttackContract):
+    dataset_factor = 2
+
+    def make(self) -> Attack:
+        return BackdoorAttack(image_shape=[1, 8, 8])
+
+    def make_dataset(self) -> TensorDataset:
+        x, y = super().make_dataset().tensors
+        return TensorDataset(x.flatten(start_dim=1), y)
+
+
+class TestFeatureBackdoor(AttackContract):
+    dataset_factor = 2
+
+    def make(self) -> Attack:
+        return BackdoorAttack(pattern="features", scale=1.0)
+
+    def make_dataset(self) -> TensorDataset:
+        generator = torch.Generator().manual_seed(0)
+        return TensorDataset(torch.rand(12, 45, generator=generator), torch.arange(12) % 10)
+
+
+def test_no_attack_is_missed() -> None:
+    for module in pkgutil.iter_modules(fedrec.attacks.__path__, "fedrec.attacks."):
+        importlib.import_module(module.name)
+    cases = [case for case in AttackContract.__subclasses__() if case.__module__ == __name__]
+    ours = {
+        cls
+        for path, cls in subclasses(Attack).items()
+        if path.startswith("fedrec.")
+        # A class out of a doctest bears its module's name, but is not in it.
+        and getattr(importlib.import_module(cls.__module__), cls.__name__, None) is cls
+    }
+    assert {type(case().make()) for case in cases} == ours

@@ -1,0 +1,30 @@
+"""Every client passes the contract."""
+
+import torch
+
+from fedrec import Federation
+from fedrec.data import Digits
+from fedrec.models import MLP
+from fedrec.testing import ClientContract
+from fedrec.testing.problems import quadratic_federation
+
+
+class TestLightningClient(ClientContract):
+    def make_federation(self) -> Federation:
+        torch.manual_seed(0)
+        return Federation.from_data(
+            Digits(num_clients=3), MLP(in_features=64, hidden=(8,)), batch_size=8
+        )
+
+
+class TestLightningClientSeveralSteps(ClientContract):
+    def make_federation(self) -> Federation:
+        torch.manual_seed(0)
+        return Federation.from_data(
+            Digits(num_clients=3), MLP(in_features=64, hidden=(8,)), batch_size=8, local_steps=3
+        )
+
+
+class TestQuadraticClient(ClientContract):
+    def make_federation(self) -> Federation:
+        return quadratic_federation()

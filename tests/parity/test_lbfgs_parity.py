@@ -1,0 +1,181 @@
+"""The compact L-BFGS form against the dense BFGS recursion, and the pair buffers against both."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.exceptions import ShapeError
+from fedrec.functional import lbfgs_hvp
+from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
+
+CPU = torch.device("cpu")
+
+
+def dense_bfgs(s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """B_k from the BFGS recursion, pairs from oldest to newest, B_0 = sigma I of the last pair."""
+    sigma = (y[-1] @ s[-1]) / (s[-1] @ s[-1])
+    b = sigma * np.eye(s.shape[1])
+    for sk, yk in zip(s, y, strict=True):
+        bs = b @ sk
+        b = b - np.outer(bs, bs) / (sk @ bs) + np.outer(yk, yk) / (yk @ sk)
+    return b
+
+
+def problem(num_clients: int, num_pairs: int, size: int, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    s = rng.normal(size=(num_clients, num_pairs, size))
+    y = np.empty_like(s)
+    for i in range(num_clients):
+        root = rng.normal(size=(size, size))
+        y[i] = s[i] @ (root @ root.T / size + 0.5 * np.eye(size))
+    return s, y, rng.normal(size=size)
+
+
+@pytest.mark.parametrize("num_pairs", [1, 2, 3, 5])
+def test_hvp_is_the_dense_bfgs_recursion(num_pairs: int) -> None:
+    s, y, v = problem(3, num_pairs, 12)
+    found = lbfgs_hvp(torch.from_numpy(s), torch.from_numpy(y), torch.from_numpy(v)).numpy()
+    for i in range(3):
+        np.testing.assert_allclose(found[i], dense_bfgs(s[i], y[i]) @ v, rtol=1e-9)
+
+
+def test_hvp_of_the_last_model_difference_is_the_last_update_difference() -> None:
+    s, y, _ = problem(1, 3, 10)
+    found = lbfgs_hvp(torch.from_numpy(s), torch.from_numpy(y), torch.from_numpy(s[0, -1]))
+    np.testing.assert_allclose(found[0].numpy(), y[0, -1], rtol=1e-10)
+
+
+def test_lower_part_with_the_diagonal_would_violate_the_secant_equation() -> None:
+    """The paper's `tril` has to be strict: with the diagonal the last pair is not reproduced."""
+    s, y, _ = problem(1, 2, 10)
+    s, y = s[0], y[0]
+    a = s @ y.T
+    sigma = a[-1, -1] / (s[-1] @ s[-1])
+    errors = []
+    for lower in (np.tril(a, -1), np.tril(a)):
+        middle = np.block([[-np.diag(np.diag(a)), lower.T], [lower, sigma * s @ s.T]])
+        p = np.linalg.solve(middle, np.concatenate([y @ s[-1], sigma * (s @ s[-1])]))
+        product = sigma * s[-1] - p[:2] @ y - sigma * p[2:] @ s
+        errors.append(np.linalg.norm(product - y[-1]) / np.linalg.norm(y[-1]))
+    assert errors[0] < 1e-12
+    assert errors[1] > 0.1
+
+
+def test_shared_model_differences_equal_repeated_ones() -> None:
+    s, y, v = (torch.from_numpy(a) for a in problem(3, 2, 8))
+    shared = s[0]
+    torch.testing.assert_close(lbfgs_hvp(shared, y, v), lbfgs_hvp(shared.expand(3, 2, 8), y, v))
+
+
+def test_masked_pairs_count_as_absent() -> None:
+    s, y, v = (torch.from_numpy(a) for a in problem(3, 3, 9))
+    valid = torch.tensor([[False, True, True], [True, False, False], [False] * 3])
+    found = lbfgs_hvp(s, y, v, valid)
+    torch.testing.assert_close(found[:1], lbfgs_hvp(s[:1, 1:], y[:1, 1:], v))
+    torch.testing.assert_close(found[1:2], lbfgs_hvp(s[1:2, :1], y[1:2, :1], v))
+    assert torch.equal(found[2], torch.zeros(9, dtype=torch.float64))
+
+
+def test_hvp_is_equivariant_in_the_unit_of_the_updates() -> None:
+    """Sums over a batch of 32 instead of means scale the product by 32, nothing else."""
+    s, y, v = (torch.from_numpy(a) for a in problem(2, 2, 9))
+    torch.testing.assert_close(lbfgs_hvp(s, 32 * y, v), 32 * lbfgs_hvp(s, y, v))
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"\(2, 9\)"):
+        lbfgs_hvp(torch.ones(3, 9), torch.ones(1, 2, 9), torch.ones(9))
+
+
+def pushes(num_clients: int, size: int, seed: int = 0):
+    """A history of pushes: everyone, then some clients alone, then everyone again."""
+    s, y, v = problem(num_clients, 6, size, seed)
+    who = [range(num_clients), range(num_clients), [1], [0, 2], range(num_clients), [2]]
+    return s[0], y, v, [torch.tensor(list(w)) for w in who]
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
+def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(after: int) -> None:
+    w, y, v, who = pushes(3, 10)
+    # One shared model difference per round, and a Hessian per client.
+    g = np.stack([w @ np.diag(1 + np.arange(10.0) * (i + 1)) for i in range(3)])
+    buffer = PairedBuffer(3, 2, 10, CPU)
+    taken: list[list[int]] = [[], [], []]
+    for t in range(after):
+        rows = who[t]
+        buffer.push(rows, torch.from_numpy(w[t]).float(), torch.from_numpy(g[rows.numpy(), t]).float(), t, len(rows) == 3)
+        for i in rows.tolist():
+            taken[i].append(t)
+    historical = np.ones((3, 10))
+    found, usable = buffer.estimate(torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3))
+    assert usable.tolist() == [True] * 3
+    for i in range(3):
+        last = taken[i][-2:]
+        expected = historical[i] + dense_bfgs(w[last], g[i, last]) @ v
+        np.testing.assert_allclose(found[i].numpy(), expected, rtol=2e-4, atol=2e-4)
+    some, _ = buffer.estimate(torch.from_numpy(historical[[2, 0]]).float(), torch.from_numpy(v).float(), torch.tensor([2, 0]))
+    torch.testing.assert_close(some, found[[2, 0]])
+
+
+def test_pairs_without_positive_curvature_are_skipped() -> None:
+    buffer = PairedBuffer(3, 2, 2, CPU)
+    w = torch.tensor([1.0, 0.0])
+    g = torch.tensor([[2.0, 1.0], [-1.0, 0.0], [0.0, 3.0]])
+    buffer.push(torch.arange(3), w, g, 0, True)
+    assert buffer.skipped == 2
+    estimates, usable = buffer.estimate(torch.zeros(3, 2), w, torch.arange(3))
+    assert usable.tolist() == [True, False, False]
+    torch.testing.assert_close(estimates, torch.tensor([[2.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
+
+
+def test_zero_model_difference_is_skipped() -> None:
+    buffer = PairedBuffer(1, 2, 2, CPU)
+    buffer.push(torch.arange(1), torch.zeros(2), torch.ones(1, 2), 0, True)
+    assert buffer.skipped == 1
+    assert not bool(buffer.estimate(torch.zeros(1, 2), torch.ones(2), torch.arange(1))[1])
+
+
+def test_parallel_pairs_drop_the_oldest_and_stay_finite() -> None:
+    """Two equal pairs make the system singular; one of them says all there is."""
+    buffer = PairedBuffer(1, 2, 3, CPU)
+    w, g = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([[2.0, 3.0, 1.0]])
+    buffer.push(torch.arange(1), w, g, 0, True)
+    buffer.push(torch.arange(1), w, g, 1, True)
+    estimates, usable = buffer.estimate(torch.zeros(1, 3), w, torch.arange(1))
+    assert bool(usable)
+    torch.testing.assert_close(estimates, g)
+
+
+def test_buffer_state_survives_saving() -> None:
+    w, y, v, who = pushes(3, 6)
+    g = np.stack([w @ np.diag(1 + np.arange(6.0) * (i + 1)) for i in range(3)])
+    first, second = PairedBuffer(3, 2, 6, CPU), PairedBuffer(3, 2, 6, CPU)
+    for t in range(6):
+        if t == 4:
+            second.load_state_dict({k: x.clone() if hasattr(x, "clone") else x for k, x in first.state_dict().items()})
+        for buffer in (first, second) if t >= 4 else (first,):
+            rows = who[t]
+            buffer.push(rows, torch.from_numpy(w[t]).float(), torch.from_numpy(g[rows.numpy(), t]).float(), t, True)
+    vector = torch.from_numpy(v).float()
+    one = first.estimate(torch.zeros(3, 6), vector, torch.arange(3))[0]
+    assert torch.equal(one, second.estimate(torch.zeros(3, 6), vector, torch.arange(3))[0])
+
+
+def test_paper_buffer_pairs_by_position() -> None:
+    """After client 0 alone was asked, its newest column meets the newest all-client column."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(3, 5))
+    g = np.stack([w * (i + 1.5) for i in range(2)])
+    extra = rng.normal(size=5)
+    buffer = PaperBuffer(2, 2, 5, CPU)
+    for t in range(2):
+        buffer.push(torch.arange(2), torch.from_numpy(w[t]).float(), torch.from_numpy(g[:, t]).float(), t, True)
+    buffer.push(torch.tensor([0]), torch.from_numpy(w[2]).float(), torch.from_numpy(extra[None]).float(), 2, False)
+    v = rng.normal(size=5)
+    found, _ = buffer.estimate(torch.zeros(2, 5), torch.from_numpy(v).float(), torch.arange(2))
+    literal = lbfgs_hvp(
+        torch.from_numpy(w[:2]),
+        torch.from_numpy(np.stack([np.stack([g[0, 1], extra]), g[1, :2]])),
+        torch.from_numpy(v),
+    )
+    np.testing.assert_allclose(found.numpy(), literal.numpy(), rtol=1e-3, atol=1e-3)
