@@ -194,7 +194,7 @@ class Recovery:
         cohort = tuple(c for c in header.present if c in keep)
         logged: dict[str, float] = {}
         new = weights
-        asked = len(self.ledger.entries)
+        self._asked = 0
         if cohort:  # a round whose whole cohort is excluded makes no step
             ctx = self._context(t, cohort, weights, logged)
             loop.call("on_round_start", ctx)
@@ -211,7 +211,7 @@ class Recovery:
                 )
             engine.end_round()
         spent = time.perf_counter() - began
-        values = {"asked": float(len(self.ledger.entries) - asked), **logged}
+        values = {"asked": float(self._asked), **logged}
         if loop.evaluates(t, self.rounds):
             values.update(loop.evaluate_curve(self.federation, new, self.attack, engine.buffers))
         log.write(t, values)
@@ -243,8 +243,10 @@ class Recovery:
         ) -> CohortUpdates:
             self._check_asked(t, client_ids, cohort)
             sent = engine.ask(ctx, client_ids, work)
+            self._asked += len(client_ids)
             worked = ctx if work is None else dataclasses.replace(ctx, work=work)
-            for client_id in client_ids:
+            # Costs are compared over the clients that remain; an excluded one is not among them.
+            for client_id in (c for c in client_ids if c in self.ledger.num_rounds):
                 self.ledger.add(
                     client_id,
                     t,

@@ -22,7 +22,7 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _single_thread() -> None:
-    """Results depend on the number of threads, and threads of parallel runs steal from each other."""
+    """Bits depend on the number of threads, and threads of parallel runs steal from each other."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 

@@ -40,7 +40,7 @@ class Environment:
     Use `acquire`, not the constructor.
 
     Args:
-        directory: Directory of the history.
+        directory: Directory of the history, an absolute path.
         map_size: Bytes of address space to reserve, or `None` for 1 TiB.
 
     Raises:
@@ -101,7 +101,7 @@ class Environment:
             env.close()
         (new / DATA).replace(directory / DATA)
         shutil.rmtree(new)
-        for entered in (directory, directory.absolute().parent):  # names are durable only now
+        for entered in (directory, directory.parent):  # names are durable only now
             file = os.open(entered, os.O_RDONLY)
             os.fsync(file)
             os.close(file)
@@ -210,9 +210,8 @@ class Environment:
         Raises:
             HistoryFullError: If it has not.
         """
-        free = shutil.disk_usage(self.directory).free
-        if free < 2 * num_bytes:
-            raise _full_disk(self.directory, 2 * num_bytes, free)
+        if shutil.disk_usage(self.directory).free < 2 * num_bytes:
+            raise _full_disk(self.directory, 2 * num_bytes, "that is room for two rounds")
 
     def _used_bytes(self) -> int:
         return (self._env.info()["last_pgno"] + 1) * self._page_bytes
@@ -275,21 +274,22 @@ def _write_error(directory: Path, error: lmdb.Error, num_bytes: int) -> HistoryE
             f"History `{directory}` has no room in its map for {num_bytes} bytes more; all "
             "earlier rounds are intact. HINT: close it and open it with a larger `map_size`."
         )
-    # LMDB reports a full disk as an input/output error.
-    free = shutil.disk_usage(directory).free
-    full = (os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-    if free < num_bytes or any(text in str(error) for text in full):
-        return _full_disk(directory, num_bytes, free)
+    # Of a write that the disk takes in part only, LMDB says "Input/output error".
+    reasons = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if any(os.strerror(reason) in str(error) for reason in reasons):
+        return _full_disk(directory, num_bytes, f"LMDB says: {error}")
     return HistoryError(
         f"History `{directory}` cannot be written: {error}; all earlier rounds are intact. "
-        "HINT: check the disk, then close the history and open it again."
+        "HINT: close it and open it again."
     )
 
 
-def _full_disk(directory: Path, needed: int, free: int) -> HistoryFullError:
+def _full_disk(directory: Path, needed: int, why: str) -> HistoryFullError:
+    free = shutil.disk_usage(directory).free
     return HistoryFullError(
-        f"The disk of history `{directory}` has {free} bytes free, but the next round needs "
-        f"{needed}; all earlier rounds are intact. HINT: free some space and resume."
+        f"The disk of history `{directory}` has no room for {needed} bytes more ({free} bytes are "
+        f"free; {why}); all earlier rounds are intact. HINT: free some space, or raise the quota "
+        "or limit, and resume."
     )
 
 

@@ -90,7 +90,8 @@ class Recording:
                 f"`{history}` does not hold a fedrec history. HINT: check the path."
             )
         # The version counts only if the checksum is right, or any flipped bit could be one.
-        if not _is_whole(record, key(0, MANIFEST)):
+        found = _checksum(record[: _HEADER.size], key(0, MANIFEST), record[_HEADER_BYTES:])
+        if found != _stored_checksum(record):
             raise HistoryCorruptedError(
                 f"The manifest of history `{history}` is not what was written. HINT: restore the "
                 "history from a copy."
@@ -158,9 +159,10 @@ class Recording:
         header = self._header(t, index, codec, dtype, len(payload) if size is None else size)
         if record[: _HEADER.size] != header:
             raise self.corrupted(t, index, _difference(record, header))
-        if not _is_whole(record, key(t, index)):
+        found = _checksum(header, key(t, index), payload)
+        if found != _stored_checksum(record):
             raise self.corrupted(t, index, "its checksum is wrong")
-        if checksum is not None and checksum != _stored_checksum(record):
+        if checksum is not None and found != checksum:
             raise self.corrupted(t, index, "it is not the one the round was committed with")
         return payload
 
@@ -207,11 +209,6 @@ def _checksum(header: bytes | memoryview, key: bytes, payload: bytes | memoryvie
     state.update(key)
     state.update(payload)
     return state.intdigest()
-
-
-def _is_whole(record: bytes | memoryview, key: bytes) -> bool:
-    checksum = _checksum(record[: _HEADER.size], key, record[_HEADER_BYTES:])
-    return checksum == _stored_checksum(record)
 
 
 def _difference(record: memoryview, header: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import lmdb
@@ -102,41 +103,44 @@ class Snapshot:
             rows = [row[c] for c in client_ids]
 
         updates = np.empty((len(rows), d), np.float32)
+        wanted = [
+            (entry["present"][k], entry["updates"][k], out)
+            for k, out in zip(rows, updates, strict=True)
+        ]
         cursor = self._environment.cursor(self._txn, "updates")
         # In the order of the keys, so that the file is read from front to back.
-        for k in sorted(range(len(rows)), key=lambda k: int(entry["present"][rows[k]])):
-            self._decode(cursor, entry, entry["present"][rows[k]], recording.codec, updates[k])
+        for index, checksum, out in sorted(wanted, key=itemgetter(0)):
+            self._decode(cursor, t, index, checksum, recording.codec, out)
+        weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
         cursor = self._environment.cursor(self._txn, "models")
-        vectors = {}
-        for index, size in (
-            (GLOBAL_WEIGHTS, d),
-            (AGGREGATE, d),
-            (BUFFERS, recording.manifest.num_buffers),
-        ):
-            vectors[index] = np.empty(size, np.float32)
-            if size:
-                self._decode(cursor, entry, index, _EXACT, vectors[index])
+        self._decode(cursor, t, GLOBAL_WEIGHTS, entry["global_weights"], _EXACT, weights)
+        self._decode(cursor, t, AGGREGATE, entry["aggregate"], _EXACT, aggregate)
+        buffers = None
+        if recording.manifest.num_buffers:
+            buffers = np.empty(recording.manifest.num_buffers, np.float32)
+            self._decode(cursor, t, BUFFERS, entry["buffers"], _EXACT, buffers)
         return RoundArrays(
             round=t,
-            global_weights=vectors[GLOBAL_WEIGHTS],
+            global_weights=weights,
             client_ids=tuple(present[k] for k in rows),
             updates=updates,
             num_samples=np.array([entry["num_samples"][k] for k in rows], np.int64),
-            aggregate=vectors[AGGREGATE],
+            aggregate=aggregate,
             cohort=tuple(ids[index] for index in entry["cohort"]),
             refused={ids[index]: reason for index, reason in entry["refused"]},
-            buffers=vectors[BUFFERS] if vectors[BUFFERS].size else None,
+            buffers=buffers,
         )
 
     def _decode(
         self,
         cursor: lmdb.Cursor[memoryview],
-        entry: dict[str, Any],
+        t: int,
         index: int,
+        checksum: str,
         codec: Codec,
         out: NDArray[np.float32],
     ) -> None:
-        t = entry["round"]
+        """Find, check and decode one vector."""
         if not cursor.set_key(key(t, index)):
             raise self.recording.corrupted(t, index, "they are missing")
         payload = self.recording.unpack(
@@ -146,6 +150,6 @@ class Snapshot:
             codec=codec.id,
             dtype=FLOAT32,
             size=out.size,
-            checksum=int(entry["checksums"][str(index)], 16),
+            checksum=int(checksum, 16),
         )
         codec.decode(payload, out)

@@ -64,6 +64,7 @@ class RoundStore:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
         self.path = Path(path)
+        self._directory = self.path.absolute()  # the working directory may change
         self.map_size = map_size
         if map_size is not None:
             check_int("map_size", map_size, minimum=2**16)
@@ -71,7 +72,7 @@ class RoundStore:
     @property
     def is_empty(self) -> bool:
         """Whether no recording has begun here."""
-        return not (self.path / DATA).exists()
+        return not (self._directory / DATA).exists()
 
     @property
     def manifest(self) -> Manifest:
@@ -94,7 +95,7 @@ class RoundStore:
         self.close()  # what this store had open before, if that was deleted
         self._lock_for_writing()
         self._check_empty()  # another process may have been faster
-        Environment.create(self.path, key(0, MANIFEST), recording.record, self.map_size)
+        Environment.create(self._directory, key(0, MANIFEST), recording.record, self.map_size)
 
     def write_round(self, record: RoundArrays) -> None:
         """Append a round; when this returns, the round survives a power cut.
@@ -123,7 +124,7 @@ class RoundStore:
         environment.check_disk(num_bytes)
 
         self._tail = None  # until all is done
-        checksums: dict[str, str] = {}
+        checksums: dict[int, str] = {}
         for number, group in enumerate(groups, start=1):
             with environment.write(num_bytes) as txn:
                 if sweep:
@@ -136,7 +137,7 @@ class RoundStore:
                         t, index, payload, codec=codec.id, dtype=FLOAT32, size=vector.size
                     )
                     environment.append(txn, database, key(t, index), data)
-                    checksums[str(index)] = f"{checksum:016x}"
+                    checksums[index] = f"{checksum:016x}"
                 if number == len(groups):
                     entry = _entry(record, recording, previous, checksums)
                     data, _ = recording.pack(t, ROUND, canonical(entry))
@@ -163,7 +164,7 @@ class RoundStore:
 
     def num_bytes(self) -> int:
         """Return the size of the file in bytes."""
-        return 0 if self.is_empty else (self.path / DATA).stat().st_size
+        return 0 if self.is_empty else (self._directory / DATA).stat().st_size
 
     def verify(self) -> range:
         """Read everything and follow the chain of round records.
@@ -201,7 +202,7 @@ class RoundStore:
 
     def __getstate__(self) -> dict[str, Any]:
         unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
-        return {**self.__dict__, **unshared, "path": self.path.absolute()}
+        return {**self.__dict__, **unshared, "path": self._directory}
 
     def _check_empty(self) -> None:
         if not self.is_empty:
@@ -212,12 +213,12 @@ class RoundStore:
 
     def _lock_for_writing(self) -> None:
         if self._lock is None or self._lock.pid != os.getpid():
-            self._lock = WriterLock(self.path)
+            self._lock = WriterLock(self._directory)
             self._tail = None
 
     def _open(self) -> Environment:
         if self._environment is None or self._environment.pid != os.getpid():
-            self._environment = Environment.acquire(self.path, self.map_size)
+            self._environment = Environment.acquire(self._directory, self.map_size)
         return self._environment
 
     def _load(self) -> Recording:
@@ -272,7 +273,7 @@ def _split(values: list[_Value], num_bytes: int) -> Iterator[list[_Value]]:
 
 
 def _entry(
-    record: RoundArrays, recording: Recording, previous: str, checksums: dict[str, str]
+    record: RoundArrays, recording: Recording, previous: str, checksums: dict[int, str]
 ) -> dict[str, Any]:
     """Return the round record."""
     index = recording.indices
@@ -284,5 +285,8 @@ def _entry(
         "present": [index[c] for c in record.client_ids],
         "num_samples": record.num_samples.tolist(),
         "refused": [[index[c], reason] for c, reason in record.refused.items()],
-        "checksums": checksums,
+        "updates": [checksums[index[c]] for c in record.client_ids],
+        "global_weights": checksums[GLOBAL_WEIGHTS],
+        "aggregate": checksums[AGGREGATE],
+        "buffers": checksums.get(BUFFERS),
     }

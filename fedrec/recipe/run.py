@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -175,7 +175,7 @@ class _Session:
             "round": detection.round,
             "seen": list(detection.seen),
             "truth": list(truth),
-            "scores": {k: float(v) for k, v in detection.scores.items() if math.isfinite(v)},
+            "scores": _finite(detection.scores),
         }
         spec = {"detector": self.recipe.config["detector"]}
         self.folder.write(DETECTION, {"spec": spec, "result": result})
@@ -228,7 +228,7 @@ class _Session:
             "exact_rounds_by_reason": ledger.exact_rounds_by_reason() if ledger is not None else {},
             "seconds": result.seconds,
             "rounds": result.rounds,
-            "diagnostics": dict(result.diagnostics),
+            "diagnostics": _finite(result.diagnostics),
         }
 
     def _test(self, result: RunResult) -> dict[str, float | None]:
@@ -245,3 +245,8 @@ class _Session:
                 f"`{self.folder.path}` has no finished recording. HINT: `fedrec record "
                 f"{self.folder.recipe_file}` records what is missing."
             )
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Leave out what JSON cannot say."""
+    return {key: float(value) for key, value in values.items() if math.isfinite(value)}

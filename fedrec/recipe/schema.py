@@ -152,9 +152,9 @@ def folder_name(label: str) -> str:
 
     Examples:
         >>> folder_name("FedRecover w/o estimates")
-        'FedRecover w-o estimates'
+        'FedRecover-w-o-estimates'
     """
-    return re.sub(r"[^\w .,+=-]", "-", label).strip(" .")
+    return re.sub(r"[^\w.+=-]+", "-", label).strip("-.")
 
 
 def label_of(node: Any) -> Any:

@@ -61,7 +61,7 @@ def line_chart(series: Sequence[Series], what: str) -> str:
     Returns:
         HTML: a legend and two SVG images of which a style sheet shows one.
     """
-    keys = "".join(f"<li>{line_key(s.style)}{escape(s.label)}</li>" for s in series)
+    keys = "".join(f"<li>{line_key(s.style)}{escape(s.label)}</li>" for s in reversed(series))
     images = _svg(series, what, *_WIDE, "wide") + _svg(series, what, *_NARROW, "narrow")
     return f'<ul class="legend">{keys}</ul><div class="chart">{images}</div>'
 
@@ -71,8 +71,9 @@ def _svg(series: Sequence[Series], what: str, width: int, height: int, size: str
     values = [v for s in series for _, v in s.points]
     xs = ticks(max(rounds), 10 if size == "wide" else 4)
     ys = ticks(max(values), 5)
-    # The last round tick may lie far beyond the last round; the axis ends with the data.
+    # The axis ends with the data, or with the last tick if that is next to it (299 and 300).
     x_max, y_max = max(*rounds, 1), ys[-1]
+    x_max = xs[-1] if xs[-1] < 1.02 * x_max else x_max
     right, bottom = width - _RIGHT, height - _BOTTOM
 
     def x(value: float) -> float:

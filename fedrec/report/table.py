@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,10 +20,11 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
         results: Its content.
         console: Where to.
     """
-    table = Table(title=escape(str(results["recipe"]["name"])), title_justify="left")
-    table.add_column("Model", overflow="fold")
-    for name in ("TER", "ASR", "ACP %", "CP % min-max", "Exact rounds", "Seconds"):
-        table.add_column(name, justify="right")
+    name = escape(str(results["recipe"]["name"]))
+    table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("Model", overflow="fold", min_width=26)
+    for heading in ("TER", "ASR", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds"):
+        table.add_column(heading, justify="right")
     poisoned = results["poisoned"]
     table.add_row("Poisoned", fraction(poisoned["ter"]), fraction(poisoned["asr"]), "", "", "", "")
     for method in results["methods"]:

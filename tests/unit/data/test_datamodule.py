@@ -260,7 +260,7 @@ def test_a_random_split_comes_out_the_same_whatever_was_drawn_before() -> None:
             self.train, _ = random_split(dataset(24), [16, 8])
 
     def draw(seed: int) -> tuple[list[int], object]:
-        torch.rand(3)
+        torch.rand(3), np.random.random(3), random.random()  # noqa: NPY002
         plain = Drawn(None)
         data = FederatedDataModule.from_datamodule(plain, num_clients=2, seed=seed)
         return ids(data.train_dataset), plain.noise

@@ -1,0 +1,384 @@
+"""Several stores and processes on one history, and processes that are killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+import fedrec
+from fedrec.exceptions import HistoryLockedError, RoundNotFoundError
+from fedrec.history import LMDBHistory, Manifest
+from fedrec.history.environment import Environment
+from fedrec.history.rounds import RoundArrays
+from fedrec.history.store import RoundStore
+
+# What the scripts below share: rounds whose numbers follow from t, in a process without torch.
+COMMON = """
+import os, random, signal, struct, sys, time
+import numpy as np
+from fedrec.exceptions import HistoryLockedError
+from fedrec.history.manifest import Manifest
+from fedrec.history.rounds import RoundArrays
+from fedrec.history.store import RoundStore
+
+IDS, D = tuple("abcdef"), 2000
+MANIFEST = Manifest(model_fingerprint="f", num_parameters=D, clients=dict.fromkeys(IDS, 1),
+                    seed=0, aggregator={}, server_lr=1.0, max_rounds=1000)
+
+def arrays(t):
+    updates = np.full((len(IDS), D), t, np.float32) + np.arange(D, dtype=np.float32) / D
+    return RoundArrays(round=t, global_weights=updates[0] + 1, client_ids=IDS, updates=updates,
+                       num_samples=np.ones(len(IDS), np.int64), aggregate=updates[0] + 2)
+
+def check(store, t):
+    found, written = store.read_round(t), arrays(t)
+    for name in ("global_weights", "updates", "aggregate"):
+        assert (getattr(found, name) == getattr(written, name)).all(), (t, name)
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that starts code in a process of its own, which is killed in the end."""
+    with ExitStack() as stack:
+
+        def run(code: str, *arguments: object) -> subprocess.Popen[str]:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", COMMON + code, *map(str, arguments)],
+                    env={**os.environ, "PYTHONPATH": str(Path(fedrec.__file__).parents[1])},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield run
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_killed_writer_loses_nothing_it_acknowledged(
+    tmp_path: Path, run_script: Callable[..., str]
+) -> None:
+    """Processes are killed at random instants, also while they begin, or inside a long round."""
+    code = """
+path, kills = sys.argv[1], int(sys.argv[2])
+random.seed(0)
+stored = 0
+for kill in range(kills):
+    acknowledged, acknowledge = os.pipe()
+    child = os.fork()
+    if child == 0:
+        store = RoundStore(path)
+        store.transaction_bytes = 2**15 if kill % 2 else 2**28
+        if store.is_empty:
+            store.begin(MANIFEST)
+        for t in range(len(store.rounds()), 10**6):
+            store.write_round(arrays(t))
+            os.write(acknowledge, struct.pack("<I", t))
+    time.sleep(random.uniform(0, 0.02 if kill < 5 else 0.2))
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    os.close(acknowledge)
+    acks = b""
+    while chunk := os.read(acknowledged, 65536):
+        acks += chunk
+    os.close(acknowledged)
+    last = struct.unpack("<I", acks[-4:])[0] + 1 if acks else stored
+    store = RoundStore(path)
+    rounds = range(0) if store.is_empty else store.verify()
+    # A round may have been committed and not yet acknowledged.
+    assert len(rounds) in (last, last + 1), (rounds, last)
+    for t in rounds[stored:]:
+        check(store, t)
+    stored = len(rounds)
+    store.close()
+print(stored)
+"""
+    assert int(run_script(COMMON + code, tmp_path / "history", 20)) > 20
+
+
+def test_unfinished_round_is_invisible_and_removed(
+    recorded: Callable[..., Path],
+    arrays: Callable[..., RoundArrays],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = recorded(num_rounds=2)
+    store = RoundStore(path)
+    store.transaction_bytes = 20_000  # two vectors of 8,000 bytes each
+    append = Environment.append
+
+    def stop(self: Environment, txn: lmdb.Transaction[bytes], database: str, *rest: bytes) -> None:
+        if database == "rounds":
+            raise KeyboardInterrupt
+        append(self, txn, database, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "append", stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.write_round(arrays(2))
+    store.close()
+
+    def keys(database: str, t: int) -> list[int]:
+        with lmdb.open(str(path), max_dbs=4, map_size=2**30) as env:
+            db = env.open_db(database.encode(), create=False)
+            with env.begin() as txn:
+                found = [(int.from_bytes(k[:4]), int.from_bytes(k[4:])) for k, _ in txn.cursor(db)]
+        return [index for round_, index in found if round_ == t]
+
+    # 5 + 2 vectors, two a transaction: six are there, the last was not committed.
+    assert keys("updates", 2) == [0, 1, 2, 3, 4]
+    assert keys("models", 2) == [2**32 - 4]
+    for again in (store, RoundStore(path)):
+        assert again.rounds() == range(2)
+        assert again.verify() == range(2)
+        with pytest.raises(RoundNotFoundError):
+            again.read_round(2)
+        again.close()
+
+    again = RoundStore(path)
+    other = arrays(2, ("client-3", "client-1"))
+    again.write_round(other)
+    assert again.verify() == range(3)
+    assert (again.read_round(2).updates == other.updates).all()
+    again.close()
+    assert keys("updates", 2) == [1, 3]
+    assert keys("models", 2) == [2**32 - 4, 2**32 - 3]
+
+
+def test_round_in_several_transactions(
+    tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
+) -> None:
+    """Every value in a transaction of its own, and several stores to one file."""
+    with_limit, without = RoundStore(tmp_path / "a"), RoundStore(tmp_path / "b")
+    with_limit.transaction_bytes = 1
+    for store in (with_limit, without):
+        store.begin(manifest)
+        for t in range(3):
+            store.write_round(arrays(t))
+    for t in range(3):
+        a, b = with_limit.read_round(t), without.read_round(t)
+        assert (a.updates == b.updates).all()
+        assert (a.aggregate == b.aggregate).all()
+    with_limit.close()
+    without.close()
+
+
+def test_other_process_reads_while_one_writes(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    writer = start(
+        """
+store = RoundStore(sys.argv[1])
+store.begin(MANIFEST)
+for t in range(60):
+    store.write_round(arrays(t))
+    if t == 0:
+        print("ready", flush=True)
+""",
+        tmp_path,
+    )
+    assert line(writer) == "ready"
+    reader = RoundStore(tmp_path)
+    seen = [len(reader.rounds())]
+    while seen[-1] < 60:
+        seen.append(len(reader.rounds()))
+        t = seen[-1] - 1
+        found = reader.read_round(t)
+        ramp = np.arange(2000, dtype=np.float32) / 2000
+        assert (found.updates == np.float32(t) + ramp).all()
+        assert (found.aggregate == found.updates[0] + 2).all()
+    assert seen == sorted(seen)
+    assert writer.wait(timeout=30) == 0
+    assert reader.verify() == range(60)
+    reader.close()
+
+
+def test_second_writing_process_is_refused(
+    recorded: Callable[..., Path],
+    arrays: Callable[..., RoundArrays],
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    path = recorded(num_rounds=2)
+    writer = start(
+        """
+store = RoundStore(sys.argv[1])
+store._lock_for_writing()
+print("ready", flush=True)
+sys.stdin.read()
+""",
+        path,
+    )
+    assert line(writer) == "ready"
+    store = RoundStore(path)
+    with pytest.raises(HistoryLockedError, match=rf"another process \({writer.pid}\)"):
+        store.write_round(arrays(2))
+    assert store.verify() == range(2)  # reading goes on
+    writer.kill()
+    writer.wait(timeout=30)
+    store.write_round(arrays(2))
+    assert store.rounds() == range(3)
+    store.close()
+
+
+def test_begin_is_refused_while_another_process_begins(
+    tmp_path: Path, manifest: Manifest, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    other = start(
+        """
+store = RoundStore(sys.argv[1])
+store._lock_for_writing()
+print("ready", flush=True)
+sys.stdin.read()
+""",
+        tmp_path,
+    )
+    assert line(other) == "ready"
+    store = RoundStore(tmp_path)
+    with pytest.raises(HistoryLockedError, match=str(other.pid)):
+        store.begin(manifest)
+    assert store.is_empty
+    other.kill()
+    other.wait(timeout=30)
+    store.begin(manifest)
+    assert store.rounds() == range(0)
+    store.close()
+
+
+def test_second_writing_store_in_the_process_is_refused(
+    recorded: Callable[..., Path], arrays: Callable[..., RoundArrays]
+) -> None:
+    path = recorded(num_rounds=1)
+    (path.parent / "link").symlink_to(path)
+    first, second = RoundStore(path), RoundStore(path.parent / "link")
+    first.write_round(arrays(1))
+    for _ in range(2):  # being refused must not take the lock from the first
+        with pytest.raises(HistoryLockedError, match=rf"this process \({os.getpid()}\)"):
+            second.write_round(arrays(2))
+    first.write_round(arrays(2))
+    assert second.read_round(2).round == 2  # both read through one environment
+    first.close()
+    second.write_round(arrays(3))
+    with pytest.raises(HistoryLockedError):
+        first.write_round(arrays(4))
+    assert first.rounds() == range(4)
+    second.close()
+    first.close()
+
+
+def test_forgotten_store_gives_up_its_lock(
+    recorded: Callable[..., Path], arrays: Callable[..., RoundArrays]
+) -> None:
+    path = recorded(num_rounds=1)
+    RoundStore(path).write_round(arrays(1))
+    gc.collect()
+    store = RoundStore(path)
+    store.write_round(arrays(2))
+    assert store.rounds() == range(3)
+    store.close()
+
+
+def test_closed_store_opens_again(
+    recorded: Callable[..., Path], arrays: Callable[..., RoundArrays]
+) -> None:
+    store = RoundStore(recorded(num_rounds=1))
+    for t in range(1, 4):
+        store.write_round(arrays(t))
+        store.close()
+        store.close()
+    assert store.verify() == range(4)
+    store.close()
+
+
+def test_recording_again_where_a_history_was_deleted(
+    recorded: Callable[..., Path], manifest: Manifest, arrays: Callable[..., RoundArrays]
+) -> None:
+    path = recorded(num_rounds=2)
+    store = RoundStore(path)
+    assert store.verify() == range(2)
+    (path / "data.mdb").unlink()
+    fresh = Manifest(**{**vars(manifest), "seed": 5})
+    store.begin(fresh)
+    store.write_round(arrays(0))
+    assert store.manifest == fresh
+    assert store.verify() == range(1)
+    store.close()
+
+
+def test_pickled_history_reads_in_another_directory(
+    recorded: Callable[..., Path],
+    arrays: Callable[..., RoundArrays],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = recorded(num_rounds=2)
+    monkeypatch.chdir(path.parent)
+    history = LMDBHistory(path.name, map_size=2**30)
+    assert history.rounds() == range(2)
+    data = pickle.dumps(history)
+    monkeypatch.chdir("/")
+    copy = pickle.loads(data)
+    assert copy.path == path
+    assert copy.map_size == 2**30
+    assert (copy.read_round(1).updates.numpy() == arrays(1).updates).all()
+    copy.close()
+    history.close()
+
+
+def test_open_history_survives_a_fork(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    code = """
+store = RoundStore(sys.argv[1])
+store.begin(MANIFEST)
+for t in range(3):
+    store.write_round(arrays(t))
+child = os.fork()
+if child == 0:
+    assert store._environment.pid != os.getpid()
+    check(store, 1)
+    assert store._environment.pid == os.getpid()  # opened anew
+    try:
+        store.write_round(arrays(3))
+    except HistoryLockedError as error:
+        assert f"another process ({os.getppid()})" in str(error), error
+    else:
+        raise AssertionError("the child may not write")
+    other = RoundStore(sys.argv[1])
+    assert other.verify() == range(3)
+    other.close()
+    store.close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+store.write_round(arrays(3))
+assert store.verify() == range(4)
+child = os.fork()
+if child == 0:
+    store.close()  # of what was inherited: must not take anything from the parent
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+store.write_round(arrays(4))
+child = os.fork()
+if child == 0:
+    try:
+        RoundStore(sys.argv[1]).write_round(arrays(5))
+    except HistoryLockedError:
+        os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert store.verify() == range(5)
+print("done")
+"""
+    assert run_script(COMMON + code, tmp_path) == "done\n"
