@@ -42,7 +42,7 @@ tests: $(INSTALLED)
 	$(BIN)/pytest
 
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv site build dist .mypy_cache .pytest_cache .ruff_cache

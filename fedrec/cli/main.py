@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "overrides",
             nargs="*",
+            default=[],
             metavar="key=value",
             help="overrides: a dotted key of the recipe (recoverers.0.label) and a YAML value",
         )

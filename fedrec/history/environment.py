@@ -50,7 +50,7 @@ class Environment:
     """
 
     _shared: ClassVar[dict[tuple[int, int], Environment]] = {}
-    _mutex = threading.Lock()
+    _mutex = threading.RLock()  # a store may be collected while its thread holds it
 
     def __init__(self, directory: Path, map_size: int | None) -> None:
         self.directory = directory
@@ -249,6 +249,8 @@ def _open_lmdb(directory: Path, map_size: int | None) -> lmdb.Environment:
                 max_dbs=8,
                 max_readers=1024,
                 max_spare_txns=0,
+                sync=True,  # a commit that is not synced can cost the whole file
+                readahead=True,  # rounds are read front to back
                 mode=0o600,
                 create=False,
                 readonly=not writable,

@@ -112,7 +112,7 @@ def _read_file(
         return None
     except OSError as error:
         siblings = (
-            sorted(str(f) for f in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+            sorted(str(f) for f in path.parent.glob("[!.]*.yaml")) if path.parent.is_dir() else []
         )
         reason = (error.strerror or "cannot be read").lower()
         wanted = expected("recipe", "a file that can be read", str(path), known=siblings or None)

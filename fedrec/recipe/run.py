@@ -120,7 +120,11 @@ class _Session:
             return
         self.folder.write(RECORD, {"spec": self.recording})
         parts = self.parts
-        _log.info("Recording %d rounds of %s.", parts.record["max_rounds"], self.federation)
+        total = self.loop.limit(parts.record["max_rounds"])
+        if self.history.is_empty:
+            _log.info("Recording %d rounds of %s.", total, self.federation)
+        else:
+            _log.info("Recording: going on at round %d of %d.", len(self.history.rounds()), total)
         result = self.loop.record(
             self.federation,
             parts.aggregator,

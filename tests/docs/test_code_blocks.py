@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import re
 import shlex
 import subprocess
@@ -115,6 +116,7 @@ def run_command(words: list[str]) -> None:
             capture_output=True,
             text=True,
             timeout=240,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"\d+ passed", done.stdout)

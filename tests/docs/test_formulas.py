@@ -1,0 +1,20 @@
+"""Formulas reach the page as they were written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = [*(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "fedrec").rglob("*.py")]
+INLINE = re.compile(r"(?<![$\\])\$([^$\n]+)\$(?!\$)")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+def test_inline_formulas_have_no_markdown_escapes(path: Path) -> None:
+    r"""Markdown takes `\_` and `\{` apart before a formula is read; `\lbrace` or words do instead."""
+    text = re.sub(r"`[^`\n]*`", "", path.read_text(encoding="utf-8"))
+    broken = [f for f in INLINE.findall(text) if re.search(r"\\[_{}\[\]()#+.!*`\\-]", f)]
+    assert broken == []
