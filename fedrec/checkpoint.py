@@ -55,7 +55,8 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
     text = json.dumps(encode(state))
     buffer = io.BytesIO()
-    np.savez(buffer, **{"__json__": np.frombuffer(text.encode(), dtype=np.uint8)}, **tensors)
+    tensors["__json__"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    np.savez(buffer, allow_pickle=False, **tensors)
     write_atomically(path, buffer.getvalue())
 
 

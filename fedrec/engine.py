@@ -170,7 +170,8 @@ class Engine:
             reasons = "; ".join(f"client {c!r}: {why}" for c, why in refused.items())
             raise UpdateError(
                 f"Refused updates: {reasons}. Nothing of this round was stored. HINT: lower the "
-                'learning rate if training diverges, or leave such clients out with `on_bad_update="drop"`.'
+                "learning rate if training diverges, or leave such clients out with "
+                '`on_bad_update="drop"`.'
             )
         return sent
 
@@ -187,9 +188,7 @@ class Engine:
         Returns:
             The next global weights and the aggregate, each of shape $(d,)$.
         """
-        aggregate_ctx = dataclasses.replace(
-            ctx, purpose="aggregator", client_ids=tuple(client_ids)
-        )
+        aggregate_ctx = dataclasses.replace(ctx, purpose="aggregator", client_ids=tuple(client_ids))
         weights = num_samples.to(updates) / num_samples.sum().to(updates)
         aggregate = self.aggregator(updates, weights, aggregate_ctx)
         self.last_aggregate = aggregate

@@ -46,8 +46,10 @@ class RecipeError(ConfigurationError):
 
     def __init__(self, errors: Sequence[str] | str) -> None:
         self.errors = [errors] if isinstance(errors, str) else list(errors)
-        head = "The recipe has 1 mistake" if len(self.errors) == 1 else (
-            f"The recipe has {len(self.errors)} mistakes"
+        head = (
+            "The recipe has 1 mistake"
+            if len(self.errors) == 1
+            else (f"The recipe has {len(self.errors)} mistakes")
         )
         super().__init__("\n  - ".join([f"{head}:", *self.errors]))
 
@@ -57,7 +59,7 @@ class ShapeError(FedrecError, ValueError):
 
 
 class UpdateError(FedrecError, ValueError):
-    """A client sent something that cannot be used (non-finite, mis-shaped, from an unknown client)."""
+    """A client sent something that cannot be used: non-finite, mis-shaped, or no update."""
 
 
 class AggregationError(FedrecError, ValueError):
@@ -120,8 +122,8 @@ def expected(
         One line of text.
 
     Examples:
-        >>> expected("buffer", "a known mode", "pared", known=["paired", "paper"])
-        "Expected `buffer` to be a known mode, but got 'pared'. Did you mean `paired`? Known: paired, paper."
+        >>> expected("buffer", "a mode", "pared", known=["paired"])
+        "Expected `buffer` to be a mode, but got 'pared'. Did you mean `paired`? Known: paired."
     """
     parts = [f"Expected `{argument}` to be {requirement}, but got {value!r}."]
     if known is not None:

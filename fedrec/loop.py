@@ -25,8 +25,8 @@ from fedrec.executors.vectorized import why_sequential
 from fedrec.federation import ClientSampler, Federation
 from fedrec.history.base import HistoryStore
 from fedrec.recording import Recording
-from fedrec.recovery import Recovery
 from fedrec.recoverers.base import Recoverer
+from fedrec.recovery import Recovery
 from fedrec.types import Detection, RunResult
 
 __all__ = ["FederatedLoop"]
@@ -288,7 +288,9 @@ class FederatedLoop:
         """
         if federation.test_dataset is None:
             raise ConfigurationError(
-                expected("federation.test_dataset", "a data set", None, hint="pass `test_dataset=`.")
+                expected(
+                    "federation.test_dataset", "a data set", None, hint="pass `test_dataset=`."
+                )
             )
         with self._running(federation):
             federation.module.to(self.device)

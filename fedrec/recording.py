@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,17 +49,10 @@ def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], w
 
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
-    import lightning_fabric
-    import numpy
-
     import fedrec
 
-    return {
-        "fedrec": fedrec.__version__,
-        "torch": torch.__version__,
-        "lightning": lightning_fabric.__version__,
-        "numpy": numpy.__version__,
-    }
+    packages = ("torch", "pytorch-lightning", "numpy", "lmdb")
+    return {"fedrec": fedrec.__version__, **{name: version(name) for name in packages}}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -176,7 +170,11 @@ class Recording:
             if remembers:
                 ctx = self.engine.context(t, record.client_ids, record.global_weights, _ignore)
                 self.engine.server_step(
-                    ctx, record.updates, record.num_samples, record.client_ids, record.global_weights
+                    ctx,
+                    record.updates,
+                    record.num_samples,
+                    record.client_ids,
+                    record.global_weights,
                 )
         self.engine.last_aggregate = record.aggregate
         if record.buffers is not None:

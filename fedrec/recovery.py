@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,9 @@ class Recovery:
             execution=self.execution,
             buffers=self.engine.buffers,
             ledger=self.ledger,
-            diagnostics=state["diagnostics"] if state and finished else self.recoverer.diagnostics(),
+            diagnostics=state["diagnostics"]
+            if state and finished
+            else self.recoverer.diagnostics(),
         )
         loop.call("on_recover_end", result)
         return result
@@ -350,7 +353,9 @@ class Recovery:
             callback.load_state_dict(saved)
         return state["weights"].to(device), state["next"], state["seconds"]
 
-    def _save(self, weights: Tensor, next_round: int, seconds: float, finished: bool = False) -> None:
+    def _save(
+        self, weights: Tensor, next_round: int, seconds: float, finished: bool = False
+    ) -> None:
         path = self._checkpoint()
         if path is None:
             return
@@ -402,12 +407,10 @@ def _on_device(value: Any, device: torch.device) -> Any:
 
 def _lightning_checkpoint(module: Any, rounds: int) -> bytes:
     """Return a checkpoint that the module's own `load_from_checkpoint` reads."""
-    import pytorch_lightning
-
     checkpoint: dict[str, Any] = {
         "epoch": 0,
         "global_step": rounds,
-        "pytorch-lightning_version": pytorch_lightning.__version__,
+        "pytorch-lightning_version": version("pytorch-lightning"),
         "state_dict": module.state_dict(),
     }
     parameters = dict(getattr(module, "hparams", {}))

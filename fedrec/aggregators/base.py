@@ -95,7 +95,7 @@ class Aggregator(Component, ABC):
             raise ShapeError(f"Expected `updates` to be floating point, but got {updates.dtype}.")
         if client_weights is not None:
             self._check_weights(client_weights, updates.shape[0])
-        # One pass over the data instead of three: only a sum that is not finite needs a closer look.
+        # One pass instead of three: only a sum that is not finite needs a closer look.
         if not torch.isfinite(updates.sum()):
             bad = (~torch.isfinite(updates).all(dim=1)).nonzero().flatten().tolist()
             if bad:

@@ -38,8 +38,13 @@ class RichProgressBar(Callback):
         if not sys.stderr.isatty():
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -76,7 +81,9 @@ class RichProgressBar(Callback):
         if self._progress is None or self._task is None:
             return
         self._progress.update(self._task, completed=ctx.round + 1)
-        shown = [f"{name.upper()} {metrics[name]:.3f}" for name in ("ter", "asr") if name in metrics]
+        shown = [
+            f"{name.upper()} {metrics[name]:.3f}" for name in ("ter", "asr") if name in metrics
+        ]
         if shown:
             self._progress.update(self._task, figures="  ".join(shown))
 

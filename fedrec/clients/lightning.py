@@ -13,12 +13,19 @@ from torch.utils.data import Dataset
 
 from fedrec._checks import check_float, check_int
 from fedrec.clients.base import Client
-from fedrec.clients.local import LocalOptimizer, as_number, batch_indices, capture_logs, loss_of, take
+from fedrec.clients.local import (
+    LocalOptimizer,
+    as_number,
+    batch_indices,
+    capture_logs,
+    loss_of,
+    take,
+)
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["LightningClient"]
 
@@ -79,7 +86,10 @@ class LightningClient(Client):
         if local_steps is not None and local_epochs is not None:
             raise ConfigurationError(
                 expected(
-                    "local_epochs", "None beside `local_steps`", local_epochs, hint="give one of them."
+                    "local_epochs",
+                    "None beside `local_steps`",
+                    local_epochs,
+                    hint="give one of them.",
                 )
             )
         if local_epochs is None:
@@ -95,7 +105,7 @@ class LightningClient(Client):
                 f"Client {client_id!r} has no data. HINT: use fewer clients or another partition."
             )
         super().__init__(client_id, num_samples)
-        self.module = module
+        self.module: Any = module
         self.dataset = dataset
         self.batch_size = batch_size
         self.local_steps = local_steps
@@ -139,7 +149,8 @@ class LightningClient(Client):
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
         """Train from the global weights; see the class for what is returned."""
-        module, layout = self.module, ctx.layout
+        module: Any = self.module
+        layout = ctx.layout
         layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
@@ -153,12 +164,17 @@ class LightningClient(Client):
         update = torch.zeros_like(global_weights)
         with capture_logs(module, len(batches)) as logs, torch.enable_grad():
             for step, indices in enumerate(batches):
-                gradients = self._gradients(parameters, take(self.dataset, indices, ctx.device), step, ctx)
+                gradients = self._gradients(
+                    parameters, take(self.dataset, indices, ctx.device), step, ctx
+                )
                 if gradients is None:
                     continue
                 if direct:
                     scale = optimizer.gradient_scale()
-                    named = {n: g * scale.get(n, 0.0) if scale.get(n) != 1.0 else g for n, g in gradients.items()}
+                    named = {
+                        n: g * scale.get(n, 0.0) if scale.get(n) != 1.0 else g
+                        for n, g in gradients.items()
+                    }
                     layout.flatten_dict(named, update)
                     break
                 new = optimizer.step(gradients, self.ends_epoch(step, len(batches)))

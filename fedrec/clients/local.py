@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -252,7 +252,7 @@ class LocalOptimizer:
             for name in names
         }
 
-    def adopt(self, parameters: dict[str, Tensor]) -> None:
+    def adopt(self, parameters: Mapping[str, Tensor]) -> None:
         """Make the optimiser work on float64 twins of these parameters, by name."""
         self.twins = {n: p.detach().double() for n, p in parameters.items()}
         self.total = {n: torch.zeros_like(t) for n, t in self.twins.items()}

@@ -120,7 +120,7 @@ class VectorizedExecutor(Executor):
         reference = self._sequential.compute(clients, global_weights, ctx)
         try:
             found = self._vectorized(clients, global_weights, ctx)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
             return f"its training_step cannot be vectorised ({str(error).splitlines()[0]})"
         difference = float((found.updates - reference.updates).norm())
         # bfloat16 keeps 8 bits, and the order of summation differs.
@@ -186,7 +186,9 @@ class VectorizedExecutor(Executor):
         shared = num_steps == 1 and optimizer.is_plain_sgd
         parameters = layout.unflatten(global_weights)
         if not shared:
-            parameters = {n: p.expand(len(clients), *p.shape).clone() for n, p in parameters.items()}
+            parameters = {
+                n: p.expand(len(clients), *p.shape).clone() for n, p in parameters.items()
+            }
             optimizer.adopt(parameters)
         logged: dict[str, Tensor] = {}
         with capture_logs(module, num_steps) as logs:

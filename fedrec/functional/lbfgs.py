@@ -41,7 +41,7 @@ def condition_number(sy: Tensor, ss: Tensor, valid: Tensor) -> Tensor:
         ss: As in `middle_inverse`.
         valid: As in `middle_inverse`.
     """
-    values = torch.linalg.svdvals(_middle(sy, ss, valid)[1])
+    values: Tensor = torch.linalg.svdvals(_middle(sy, ss, valid)[1])
     return values[:, 0] / values[:, -1]
 
 
@@ -55,7 +55,8 @@ def middle_inverse(sy: Tensor, ss: Tensor, valid: Tensor) -> tuple[Tensor, Tenso
     Args:
         sy: $A$ per client, shape $(c, s, s)$, float64, columns from oldest to newest.
         ss: $S^\top S$ per client, shape $(c, s, s)$, float64.
-        valid: Columns to use, shape $(c, s)$, bool; a client without any gets $\sigma = 0$, $K = 0$.
+        valid: Columns to use, shape $(c, s)$, bool; a client without any gets $\sigma = 0$ and
+            $K = 0$.
 
     Returns:
         $\sigma$ of shape $(c,)$ and $K$ of shape $(c, 2s, 2s)$. A singular middle matrix gives
@@ -75,9 +76,7 @@ def middle_inverse(sy: Tensor, ss: Tensor, valid: Tensor) -> tuple[Tensor, Tenso
     return sigma, left[:, :, None] * inverse * right[:, None, :]
 
 
-def lbfgs_hvp(
-    delta_w: Tensor, delta_g: Tensor, v: Tensor, valid: Tensor | None = None
-) -> Tensor:
+def lbfgs_hvp(delta_w: Tensor, delta_g: Tensor, v: Tensor, valid: Tensor | None = None) -> Tensor:
     r"""Multiply each client's approximate Hessian with a vector.
 
     $$\tilde H v = \sigma v - \begin{bmatrix} Y & \sigma S \end{bmatrix}

@@ -79,7 +79,9 @@ class FedRecover(ReplayRecoverer):
         if correction_period is not None:
             check_int("correction_period", correction_period, minimum=1)
         if abnormality_threshold is not None:
-            check_float("abnormality_threshold", abnormality_threshold, minimum=0, open_minimum=True)
+            check_float(
+                "abnormality_threshold", abnormality_threshold, minimum=0, open_minimum=True
+            )
         if tolerance_rate is not None:
             check_float("tolerance_rate", tolerance_rate, minimum=0, maximum=1, open_maximum=True)
         check_int("final_rounds", final_rounds, minimum=0)
@@ -216,7 +218,10 @@ class FedRecover(ReplayRecoverer):
         if self._pairs is None:
             kind = PairedBuffer if self.buffer == "paired" else PaperBuffer
             self._pairs = kind(
-                len(self._remaining), self.buffer_size, global_weights.numel(), global_weights.device
+                len(self._remaining),
+                self.buffer_size,
+                global_weights.numel(),
+                global_weights.device,
             )
         return self._pairs
 

@@ -165,11 +165,12 @@ class PairedBuffer:
 
 
 class PaperBuffer:
-    r"""The paper's literal reading: one buffer $\Delta W$, filled only in rounds in which all
-    clients were asked, and one buffer $\Delta G^i$ per client, filled whenever it was asked.
+    r"""The paper's literal reading of the buffers, for comparison with `PairedBuffer`.
 
-    After an abnormality fix the two no longer describe the same rounds. No pair is ever skipped.
-    For comparison with `PairedBuffer`, whose arguments and methods it has.
+    One buffer $\Delta W$ is filled only in rounds in which all clients were asked, and one buffer
+    $\Delta G^i$ per client whenever it was asked. After an abnormality fix the two no longer
+    describe the same rounds. No pair is ever skipped. Arguments and methods are those of
+    `PairedBuffer`.
 
     Args:
         num_clients: $c$.

@@ -23,8 +23,6 @@ class TrainFromScratch(ReplayRecoverer):
         TrainFromScratch()
     """
 
-    def round_updates(
-        self, t: int, global_weights: Tensor, ctx: RecoveryContext
-    ) -> CohortUpdates:
+    def round_updates(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> CohortUpdates:
         """Ask all clients of the round."""
         return ctx.exact(ctx.client_ids, "scratch")

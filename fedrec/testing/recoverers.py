@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,17 +134,16 @@ class RecovererContract:
         federation, history, _ = self.record()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 self.make_loop(folder, _StopAfter(7)).recover(
                     federation, history, self.make(), federation.malicious
                 )
-            except KeyboardInterrupt:
-                pass
             resumed = self.make_loop(folder).recover(
                 federation, history, self.make(), federation.malicious, resume=True
             )
         assert torch.equal(resumed.global_weights, whole[1].global_weights)
-        assert resumed.ledger is not None and whole[1].ledger is not None
+        assert resumed.ledger is not None
+        assert whole[1].ledger is not None
         assert resumed.ledger.entries == whole[1].ledger.entries
         # Round 7 was not checkpointed yet, so it alone is done twice.
         again = sum(e.round == 7 for e in resumed.ledger.entries)

@@ -27,9 +27,7 @@ class TestFedRecover(RecovererContract):
 
 class TestFedRecoverPaperBuffer(RecovererContract):
     def make(self) -> Recoverer:
-        return FedRecover(
-            warmup_rounds=4, correction_period=3, tolerance_rate=0.1, buffer="paper"
-        )
+        return FedRecover(warmup_rounds=4, correction_period=3, tolerance_rate=0.1, buffer="paper")
 
 
 class TestFedRecoverWithoutEstimates(RecovererContract):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fedrec import Federation, FederatedLoop, LightningClient
+from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import TrimmedMean
 from fedrec.attacks import TrimAttack
 from fedrec.data import Digits
@@ -76,9 +76,16 @@ def record(history: HistoryStore, folder: Path | None) -> RunResult:
 
 def recover(history: HistoryStore, folder: Path | None) -> RunResult:
     clients = federation()
-    recoverer = FedRecover(warmup_rounds=5, correction_period=3, final_rounds=3, tolerance_rate=1e-3)
+    recoverer = FedRecover(
+        warmup_rounds=5, correction_period=3, final_rounds=3, tolerance_rate=1e-3
+    )
     return loop(folder).recover(
-        clients, history, recoverer, clients.malicious, attack=TrimAttack(), resume=folder is not None
+        clients,
+        history,
+        recoverer,
+        clients.malicious,
+        attack=TrimAttack(),
+        resume=folder is not None,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from fedrec.history import LMDBHistory, MemoryHistory
 
 sys.path.insert(0, str(Path(__file__).parent))
-import runs  # noqa: E402
+import runs
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,9 +25,7 @@ class Reverse(Attack):
 def recorded(num_clients: int = 5, size: int = 6):
     federation = quadratic_federation(num_clients=num_clients, size=size)
     history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
-    loop.record(
-        federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse()
-    )
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
     return federation, history, loop
 
 
@@ -71,9 +69,7 @@ def algorithm_1(federation, *, t_w, t_c, t_f, s, tau):
                 g[i] = g_bar[t][i] + dense_bfgs(pairs[i]) @ v
                 ask = np.abs(g[i]).max() > tau
                 true = gradient(i, w)
-                errors.append(
-                    (np.linalg.norm(g[i] - true), np.linalg.norm(g_bar[t][i] - true))
-                )
+                errors.append((np.linalg.norm(g[i] - true), np.linalg.norm(g_bar[t][i] - true)))
             if ask:
                 exact[i] += 1
                 g[i] = gradient(i, w)
@@ -143,9 +139,7 @@ def test_corollary_1_exact_hessian_products_give_train_from_scratch(aggregator) 
     )
     recovered = loop.recover(federation, history, recoverer, federation.malicious, **kwargs)
     scratch = loop.recover(federation, history, TrainFromScratch(), federation.malicious, **kwargs)
-    torch.testing.assert_close(
-        recovered.global_weights, scratch.global_weights, atol=2e-5, rtol=0
-    )
+    torch.testing.assert_close(recovered.global_weights, scratch.global_weights, atol=2e-5, rtol=0)
     assert recovered.ledger.acp() == pytest.approx(95.0)
     # Without the correction of Corollary 1, reusing history ends far away.
     reused = FedRecover(
@@ -171,7 +165,7 @@ def test_schedule_of_the_papers_mnist_setting_has_222_exact_rounds() -> None:
     }
     # Algorithm 1: (t - T_w + 1) mod T_c == 0 for T_w <= t < T - T_f, t from 0.
     assert [t for t, r in enumerate(reasons) if r == "correction"][:2] == [29, 39]
-    assert 100 * (1 - 222 / 2000) == pytest.approx(88.9)
+    assert pytest.approx(88.9) == 100 * (1 - 222 / 2000)
 
 
 @pytest.mark.parametrize(

@@ -96,24 +96,36 @@ def pushes(num_clients: int, size: int, seed: int = 0):
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
 def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(after: int) -> None:
-    w, y, v, who = pushes(3, 10)
+    w, _, v, who = pushes(3, 10)
     # One shared model difference per round, and a Hessian per client.
     g = np.stack([w @ np.diag(1 + np.arange(10.0) * (i + 1)) for i in range(3)])
     buffer = PairedBuffer(3, 2, 10, CPU)
     taken: list[list[int]] = [[], [], []]
     for t in range(after):
         rows = who[t]
-        buffer.push(rows, torch.from_numpy(w[t]).float(), torch.from_numpy(g[rows.numpy(), t]).float(), t, len(rows) == 3)
+        buffer.push(
+            rows,
+            torch.from_numpy(w[t]).float(),
+            torch.from_numpy(g[rows.numpy(), t]).float(),
+            t,
+            len(rows) == 3,
+        )
         for i in rows.tolist():
             taken[i].append(t)
     historical = np.ones((3, 10))
-    found, usable = buffer.estimate(torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3))
+    found, usable = buffer.estimate(
+        torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3)
+    )
     assert usable.tolist() == [True] * 3
     for i in range(3):
         last = taken[i][-2:]
         expected = historical[i] + dense_bfgs(w[last], g[i, last]) @ v
         np.testing.assert_allclose(found[i].numpy(), expected, rtol=2e-4, atol=2e-4)
-    some, _ = buffer.estimate(torch.from_numpy(historical[[2, 0]]).float(), torch.from_numpy(v).float(), torch.tensor([2, 0]))
+    some, _ = buffer.estimate(
+        torch.from_numpy(historical[[2, 0]]).float(),
+        torch.from_numpy(v).float(),
+        torch.tensor([2, 0]),
+    )
     torch.testing.assert_close(some, found[[2, 0]])
 
 
@@ -147,15 +159,23 @@ def test_parallel_pairs_drop_the_oldest_and_stay_finite() -> None:
 
 
 def test_buffer_state_survives_saving() -> None:
-    w, y, v, who = pushes(3, 6)
+    w, _, v, who = pushes(3, 6)
     g = np.stack([w @ np.diag(1 + np.arange(6.0) * (i + 1)) for i in range(3)])
     first, second = PairedBuffer(3, 2, 6, CPU), PairedBuffer(3, 2, 6, CPU)
     for t in range(6):
         if t == 4:
-            second.load_state_dict({k: x.clone() if hasattr(x, "clone") else x for k, x in first.state_dict().items()})
+            second.load_state_dict(
+                {k: x.clone() if hasattr(x, "clone") else x for k, x in first.state_dict().items()}
+            )
         for buffer in (first, second) if t >= 4 else (first,):
             rows = who[t]
-            buffer.push(rows, torch.from_numpy(w[t]).float(), torch.from_numpy(g[rows.numpy(), t]).float(), t, True)
+            buffer.push(
+                rows,
+                torch.from_numpy(w[t]).float(),
+                torch.from_numpy(g[rows.numpy(), t]).float(),
+                t,
+                True,
+            )
     vector = torch.from_numpy(v).float()
     one = first.estimate(torch.zeros(3, 6), vector, torch.arange(3))[0]
     assert torch.equal(one, second.estimate(torch.zeros(3, 6), vector, torch.arange(3))[0])
@@ -169,8 +189,20 @@ def test_paper_buffer_pairs_by_position() -> None:
     extra = rng.normal(size=5)
     buffer = PaperBuffer(2, 2, 5, CPU)
     for t in range(2):
-        buffer.push(torch.arange(2), torch.from_numpy(w[t]).float(), torch.from_numpy(g[:, t]).float(), t, True)
-    buffer.push(torch.tensor([0]), torch.from_numpy(w[2]).float(), torch.from_numpy(extra[None]).float(), 2, False)
+        buffer.push(
+            torch.arange(2),
+            torch.from_numpy(w[t]).float(),
+            torch.from_numpy(g[:, t]).float(),
+            t,
+            True,
+        )
+    buffer.push(
+        torch.tensor([0]),
+        torch.from_numpy(w[2]).float(),
+        torch.from_numpy(extra[None]).float(),
+        2,
+        False,
+    )
     v = rng.normal(size=5)
     found, _ = buffer.estimate(torch.zeros(2, 5), torch.from_numpy(v).float(), torch.arange(2))
     literal = lbfgs_hvp(

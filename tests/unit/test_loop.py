@@ -73,7 +73,9 @@ def test_recorded_rounds_are_gradient_descent_by_hand() -> None:
     w = np.zeros(4)
     for t in range(6):
         found = history.read_round(t)
-        g = [c.hessian.double().numpy() @ (w - c.centre.double().numpy()) for c in federation.clients]
+        g = [
+            c.hessian.double().numpy() @ (w - c.centre.double().numpy()) for c in federation.clients
+        ]
         np.testing.assert_allclose(found.global_weights.numpy(), w, atol=1e-6)
         np.testing.assert_allclose(found.updates.numpy(), np.array(g), atol=1e-5)
         w = w - 0.3 * (sizes / sizes.sum()) @ np.array(g)
@@ -382,9 +384,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert torch.equal(federation.layout.flatten(module), result.global_weights)
     assert module.hparams["hidden"] == (8,)
     # Done is done: resuming a finished recovery asks nobody.
-    again = loop.recover(
-        federation, history, TrainFromScratch(), federation.malicious, resume=True
-    )
+    again = loop.recover(federation, history, TrainFromScratch(), federation.malicious, resume=True)
     assert torch.equal(again.global_weights, result.global_weights)
     assert again.ledger.entries == result.ledger.entries
 
@@ -440,9 +440,7 @@ def test_callbacks_are_called_in_order() -> None:
 
 
 def test_fast_dev_run_does_three_rounds_and_writes_nothing(tmp_path: Path) -> None:
-    federation, history, result = record(
-        loop=quiet(fast_dev_run=True, default_root_dir=tmp_path), rounds=100
-    )
+    _, _, result = record(loop=quiet(fast_dev_run=True, default_root_dir=tmp_path), rounds=100)
     assert result.rounds == 3
     assert list(tmp_path.iterdir()) == []
 

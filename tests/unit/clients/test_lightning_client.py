@@ -107,7 +107,13 @@ def test_batch_is_the_keyed_draw() -> None:
     module, samples = Linear(), data()
     client, w = LightningClient("a", module, samples, batch_size=4), weights_of(module)
     indices = batch_indices(
-        seed=5, round=2, client_id="a", num_samples=10, batch_size=4, local_steps=1, local_epochs=None
+        seed=5,
+        round=2,
+        client_id="a",
+        num_samples=10,
+        batch_size=4,
+        local_steps=1,
+        local_epochs=None,
     )[0]
     assert len(set(indices.tolist())) == 4
     x, y = (t[indices].double().numpy() for t in samples.tensors)
@@ -132,7 +138,13 @@ def test_several_steps_return_what_was_subtracted_over_the_learning_rate(optimiz
         reference.get_parameter(name).data = value.clone()
     steps = reference.configure_optimizers()
     batches = batch_indices(
-        seed=0, round=0, client_id="a", num_samples=10, batch_size=4, local_steps=3, local_epochs=None
+        seed=0,
+        round=0,
+        client_id="a",
+        num_samples=10,
+        batch_size=4,
+        local_steps=3,
+        local_epochs=None,
     )
     for indices in batches:
         x, y = (t[indices].double() for t in samples.tensors)
@@ -147,7 +159,13 @@ def test_several_steps_return_what_was_subtracted_over_the_learning_rate(optimiz
 
 def test_local_epochs_pass_over_all_samples() -> None:
     batches = batch_indices(
-        seed=0, round=0, client_id="a", num_samples=10, batch_size=4, local_steps=None, local_epochs=2
+        seed=0,
+        round=0,
+        client_id="a",
+        num_samples=10,
+        batch_size=4,
+        local_steps=None,
+        local_epochs=2,
     )
     assert [len(b) for b in batches] == [4, 4, 2, 4, 4, 2]
     assert sorted(np.concatenate(batches[:3]).tolist()) == list(range(10))
@@ -155,7 +173,13 @@ def test_local_epochs_pass_over_all_samples() -> None:
 
 def test_several_steps_share_a_permutation_until_it_is_used_up() -> None:
     batches = batch_indices(
-        seed=0, round=0, client_id="a", num_samples=10, batch_size=4, local_steps=3, local_epochs=None
+        seed=0,
+        round=0,
+        client_id="a",
+        num_samples=10,
+        batch_size=4,
+        local_steps=3,
+        local_epochs=None,
     )
     assert len(set(np.concatenate(batches[:2]).tolist())) == 8
     assert len(set(batches[2].tolist())) == 4
@@ -163,7 +187,13 @@ def test_several_steps_share_a_permutation_until_it_is_used_up() -> None:
 
 def test_batch_size_is_at_most_the_number_of_samples() -> None:
     batches = batch_indices(
-        seed=0, round=0, client_id="a", num_samples=3, batch_size=32, local_steps=2, local_epochs=None
+        seed=0,
+        round=0,
+        client_id="a",
+        num_samples=3,
+        batch_size=32,
+        local_steps=2,
+        local_epochs=None,
     )
     assert [b.tolist() for b in batches] == [[0, 1, 2], [0, 1, 2]]
 
