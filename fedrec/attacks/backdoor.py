@@ -110,7 +110,9 @@ class BackdoorAttack(Attack):
         scale = self.scale
         if self.adaptive and ctx.phase == "recover" and ctx.num_malicious > 0:
             scale *= ctx.num_malicious_total / ctx.num_malicious
-        return torch.where(malicious[:, None], updates * scale, updates)
+        crafted = updates.clone()
+        crafted[malicious] *= scale
+        return crafted
 
 
 class _WithTriggeredCopies(Dataset[Any]):

@@ -43,8 +43,8 @@ class FLDetector(Detector):
     mounting a Trim attack, all of these flagged exactly those 4 in the first test. The detector is
     not suited to clients whose data differ so much that some are always harder to predict, nor to
     long full-batch training, where differences between benign clients are all that is left once the
-    model has converged. It finds updates that are erratic or large; clients that are merely wrong in
-    the same way every round, as by flipping signs, look as predictable as others.
+    model has converged. It finds updates that are erratic or large; clients that are wrong in the
+    same way every round, as by flipping signs, look as predictable as others.
 
     Args:
         window: Rounds a score is averaged over; the first verdict can come after this many scored

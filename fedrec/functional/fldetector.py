@@ -47,7 +47,7 @@ def consistency_scores(previous: Tensor, updates: Tensor, hvp: Tensor) -> Tensor
         torch.linalg.vector_norm(new - old - hvp)
         for old, new in zip(previous, updates, strict=True)
     ]
-    distances = torch.stack(rows).to("cpu", torch.float64)
+    distances = torch.stack(rows).cpu().double()
     total = math.fsum(distances.tolist())
     return distances / total if total > 0 else torch.full_like(distances, 1 / len(rows))
 
@@ -131,7 +131,7 @@ def gap_statistic(
     """
     if scores.ndim != 1 or not torch.isfinite(scores).all():
         raise ShapeError(f"Expected one finite score a client, but got {scores!r}.")
-    values = np.sort(scores.detach().to("cpu", torch.float64).numpy())
+    values = np.sort(scores.detach().cpu().double().numpy())
     top = min(max_clusters, len(values) - 1)
     if top < 2 or values[-1] == values[0]:
         return 1
@@ -155,7 +155,7 @@ def upper_cluster(scores: Tensor) -> Tensor:
         >>> upper_cluster(torch.tensor([0.9, 0.1, 0.2, 0.8]))
         tensor([ True, False, False,  True])
     """
-    values = scores.detach().to("cpu", torch.float64)
+    values = scores.detach().cpu().double()
     cuts = values.unique()[1:]
     spread = [
         sum(float((part - part.mean()).square().sum()) for part in (values[~up], values[up]))

@@ -27,5 +27,5 @@ def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     if weights is None:
         weights = torch.ones(len(updates), dtype=torch.float64)
-    weights = weights.to("cpu", torch.float64)
+    weights = weights.cpu().double()
     return (weights / weights.sum()).to(updates) @ updates

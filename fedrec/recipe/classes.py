@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Iterable, Sequence
 
 from fedrec.exceptions import ConfigurationError, expected
@@ -113,14 +114,18 @@ class ClassFinder:
             return []
         module = importlib.import_module(package)
         values = [getattr(module, name) for name in getattr(module, "__all__", ())]
-        return [v for v in values if isinstance(v, type) and _usable(v, base)]
+        classes = [v for v in values if isinstance(v, type) and issubclass(v, base)]
+        # A base that has no subclass and is not abstract is what is meant (`ClientSampler`).
+        return [c for c in classes if _usable(c, base)] or [c for c in classes if c is base]
 
     def _allowed(self, base: type) -> list[type]:
         found, queue = [], [base]
         while queue:
             cls = queue.pop()
             queue.extend(type.__subclasses__(cls))
-            if self._inside(cls.__module__, self.allow) and _usable(cls, base):
+            # A class that its module no longer has is left over from before a reload.
+            current = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+            if current and self._inside(cls.__module__, self.allow) and _usable(cls, base):
                 found.append(cls)
         return found
 

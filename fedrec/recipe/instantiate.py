@@ -79,11 +79,13 @@ class Instantiator:
         Returns:
             The component, or `UNUSABLE`.
         """
+        before = len(self.errors)
         found = self.arguments_of(node, key, bases, extra=extra, defaults=defaults)
         if found is UNUSABLE:
             return UNUSABLE
         cls, arguments = found
-        return self.construct(cls, arguments, f"{key}.init_args")
+        built = self.construct(cls, arguments, f"{key}.init_args")
+        return built if len(self.errors) == before else UNUSABLE
 
     def construct(self, cls: type, arguments: Mapping[str, Any], key: str) -> Any:
         """Call a class, and note what it has against its arguments.

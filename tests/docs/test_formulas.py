@@ -14,7 +14,7 @@ INLINE = re.compile(r"(?<![$\\])\$([^$\n]+)\$(?!\$)")
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(REPOSITORY)))
 def test_inline_formulas_have_no_markdown_escapes(path: Path) -> None:
-    r"""Markdown takes `\_` and `\{` apart before a formula is read; `\lbrace` or words do instead."""
+    r"""Markdown takes `\_` and `\{` apart before a formula is read; `\lbrace` and words do."""
     text = re.sub(r"`[^`\n]*`", "", path.read_text(encoding="utf-8"))
     broken = [f for f in INLINE.findall(text) if re.search(r"\\[_{}\[\]()#+.!*`\\-]", f)]
     assert broken == []

@@ -28,7 +28,7 @@ def dense_bfgs(pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
 
 
 def recording(seed: int) -> list[RoundRecord]:
-    """Quadratic clients with noise, in float64; jumps of the aggregate give pairs without curvature."""
+    """Noisy quadratic clients in float64; jumps of the aggregate give pairs without curvature."""
     rng = np.random.default_rng(seed)
     curvature, centres, w = np.linspace(0.5, 3, D), rng.normal(size=(M, D)), np.full(D, 2.0)
     records = []

@@ -118,10 +118,11 @@ def test_missing_values_are_listed_and_can_be_given(write: Any) -> None:
     path = write("r.yaml", "record:\n  server_lr: ???\n  max_rounds: ???\n")
     config, errors = read(path, ["record.max_rounds=5"])
     assert config["record"] == {"server_lr": UNUSABLE, "max_rounds": 5}
-    assert errors == [
+    (error,) = errors
+    assert error == (
         "record.server_lr: Expected a value, but it is still missing (`???`). HINT: give it on the "
         "command line: `record.server_lr=...`."
-    ]
+    )
 
 
 def test_interpolation_of_values_subtrees_and_text(write: Any) -> None:
@@ -169,7 +170,7 @@ def test_interpolation_in_a_circle_and_of_an_unknown_key(write: Any) -> None:
 
 def test_values_that_multiply_are_refused(write: Any) -> None:
     lines = ["a0: [x, x, x, x, x, x, x, x, x, x]"]
-    lines += ["a%d: [%s]" % (i, ", ".join(["'${a%d}'" % (i - 1)] * 10)) for i in range(1, 9)]
+    lines += [f"a{i}: [{', '.join([repr(f'${{a{i - 1}}}')] * 10)}]" for i in range(1, 9)]
     with pytest.raises(RecipeError, match="at most 10000 values"):
         read(write("r.yaml", "\n".join(lines)))
 
@@ -198,7 +199,7 @@ def test_files_that_are_no_recipe(write: Any, text: str, message: str) -> None:
 
 def test_missing_file_offers_its_neighbours(write: Any, tmp_path: Path) -> None:
     write("quickstart.yaml", "a: 1\n")
-    with pytest.raises(RecipeError, match="Did you mean `.*quickstart.yaml`") as caught:
+    with pytest.raises(RecipeError, match=r"Did you mean `.*quickstart\.yaml`") as caught:
         read(tmp_path / "quickstrat.yaml")
     assert "no such file" in str(caught.value)
 

@@ -1,0 +1,181 @@
+"""The command: arguments, exit codes, and what reaches the terminal."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedrec.cli.main import main
+from fedrec.exceptions import RecipeError
+
+_RECIPE = """
+data: {class_path: Digits, init_args: {num_clients: 4}}
+model: {class_path: MLP, init_args: {in_features: 64, hidden: [4]}}
+federation: {malicious: 1, batch_size: 8}
+aggregator: Median
+detector: KnownMalicious
+record: {max_rounds: 4, server_lr: 0.5}
+recoverers: [HistoricalOnly]
+"""
+_OWN = """
+from fedrec.aggregators import Aggregator
+from fedrec.callbacks import Callback
+
+class Largest(Aggregator):
+    def aggregate(self, updates, client_weights=None, ctx=None):
+        return updates.amax(dim=0)
+
+class Stop(Callback):
+    def on_round_end(self, loop, ctx, metrics):
+        raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """The command may change logging and the path, since it is the process; a test is not."""
+    ours = logging.getLogger("fedrec")
+    handlers, level, propagate = list(ours.handlers), ours.level, ours.propagate
+    levels = {
+        name: logger.level
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger)
+    }
+    path = list(sys.path)
+    with warnings.catch_warnings():
+        yield
+    ours.handlers, ours.propagate = handlers, propagate
+    ours.setLevel(level)
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)
+    sys.path[:] = path
+    sys.modules.pop("own_parts", None)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a recipe and a module of one's own."""
+    (tmp_path / "small.yaml").write_text(_RECIPE)
+    (tmp_path / "own_parts.py").write_text(_OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_run_then_every_step_on_its_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "small.yaml", "seed=1", "--no-progress", "name=one"]) == 0
+    out, err = capsys.readouterr()
+    assert "HistoricalOnly" in out
+    assert "runs/one/report.html" in out
+    assert err.splitlines()[0].startswith("Recording 4 rounds of Federation(4 clients")
+    assert (here / "runs" / "one" / "results.json").is_file()
+
+    detector = "detector={class_path: KnownMalicious, init_args: {ids: [client-3]}}"
+    assert main(["detect", "runs/one", detector]) == 0
+    assert "Flagged as malicious in round 0: client-3." in capsys.readouterr().out
+    assert main(["recover", "runs/one", "--no-progress"]) == 0
+    assert "Recovering without 1 clients: HistoricalOnly." in capsys.readouterr().err
+    (here / "runs" / "one" / "report.html").unlink()
+    assert main(["report", "runs/one"]) == 0
+    assert (here / "runs" / "one" / "report.html").is_file()
+
+
+def test_record_alone_then_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "small.yaml", "--output-dir", "elsewhere", "--no-progress"]) == 0
+    assert "No detection." in capsys.readouterr().out
+    assert main(["run", "small.yaml", "--output-dir", "elsewhere", "--no-progress"]) == 0
+    assert capsys.readouterr().err.startswith("Recording: kept, 4 rounds.")
+    assert not (here / "runs").exists()
+
+
+def test_mistakes_are_one_message_and_exit_code_2(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "small.yaml", "sede=1", "aggregator=Medain"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Error: The recipe has 2 mistakes:\n  - sede: ")
+    assert "Traceback" not in err
+    assert main(["validate", "small.yaml"]) == 0
+    assert capsys.readouterr().out == "small.yaml has no mistakes.\n"
+    with pytest.raises(RecipeError):
+        main(["validate", "small.yaml", "--debug", "sede=1"])
+
+
+def test_another_recipe_in_the_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quietly = ["run", "small.yaml", "--no-progress"]
+    assert main(quietly) == 0
+    assert main([*quietly, "record.max_rounds=3"]) == 2
+    assert "record.max_rounds: 4 there, 3 here" in capsys.readouterr().err
+    assert main([*quietly, "record.max_rounds=3", "--overwrite"]) == 0
+
+
+def test_interrupt_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "small.yaml", "loop.callbacks=[Stop]", "--allow", "own_parts", "--overwrite"]
+    assert main(words) == 130
+    err = capsys.readouterr().err
+    assert "fedrec run small.yaml 'loop.callbacks=[Stop]' --allow own_parts\n" in err
+    assert "--overwrite" not in err
+
+
+def test_allow_finds_modules_in_the_working_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "small.yaml", "aggregator=Largest"]) == 2
+    assert "--allow my_package" in capsys.readouterr().err
+    assert main(["validate", "small.yaml", "aggregator=Largest", "--allow", "own_parts"]) == 0
+    assert main(["validate", "small.yaml", "--allow", "not_there"]) == 2
+    assert "`not_there` cannot: No module named 'not_there'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["detect", "recover", "report"])
+def test_no_run_folder(here: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "runs/none"]) == 2
+    assert "Expected `RUN` to be a run folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["fly"], ["run"], ["run", "small.yaml", "--fast"], ["report", "runs/x", "--allow"]],
+)
+def test_usage_errors(here: Path, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+
+
+def test_help_is_quick_and_version_known(capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys\n"
+        "from fedrec.cli.main import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "finally:\n"
+        "    heavy = {'torch', 'pytorch_lightning', 'omegaconf', 'rich', 'numpy'}\n"
+        "    sys.stderr.write(str(sorted(heavy & set(sys.modules))))\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "[]"
+    assert "validate" in done.stdout
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("fedrec 0.")
+
+
+def test_dependencies_keep_quiet_as_a_module(here: Path) -> None:
+    words = ["run", "small.yaml", "--no-progress", "attack=TrimAttack", "recoverers=[FedRecover]"]
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-m", "fedrec", *words, "loop.accelerator=auto"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    starts = [line.partition(" ")[0] for line in done.stderr.splitlines()]
+    assert starts == ["Recording", "Detecting", "Flagged", "Recovering"]

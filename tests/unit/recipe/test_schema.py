@@ -1,0 +1,165 @@
+"""Whole recipes: every mistake at once, and the objects they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedrec.exceptions import RecipeError
+from fedrec.history import LMDBHistory
+from fedrec.recipe import load_recipe
+from fedrec.recipe.schema import build_parts, folder_name, label_of
+
+_RECIPE = """
+data: {class_path: Digits, init_args: {num_clients: 5}}
+model: {class_path: MLP, init_args: {in_features: 64, hidden: [4]}}
+federation: {malicious: 1}
+aggregator: Median
+detector: KnownMalicious
+record: {max_rounds: 4, server_lr: 0.1}
+recoverers: [HistoricalOnly]
+"""
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(more: str = "", recipe: str = _RECIPE) -> Path:
+        path = tmp_path / "small.yaml"
+        path.write_text(recipe + more)
+        return path
+
+    return write
+
+
+def mistakes(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, overrides)
+    return caught.value.errors
+
+
+def test_all_mistakes_are_raised_at_once(write: Write) -> None:
+    errors = mistakes(
+        write("sede: 1\n"),
+        "data.init_args.num_clients=0",
+        "model=MPL",
+        "federation={malicios: 1}",
+        "aggregator=TrimedMean",
+        "record={max_rounds: four}",
+        "record.server_lr=???",
+        "recoverers=[HistoricalOnly, HistoricalOnly, Nothing]",
+        "loop.executor=fast",
+        "recover.exclude=all",
+        "name=../elsewhere",
+    )
+    assert [e.partition(":")[0] for e in errors] == [
+        "record.server_lr",
+        "sede",
+        "name",
+        "data.init_args.num_clients",
+        "model.class_path",
+        "federation.malicios",
+        "aggregator",
+        "loop.executor",
+        "record.max_rounds",
+        "recover.exclude",
+        "recoverers.1.label",
+        "recoverers.2",
+    ]
+
+
+def test_required_sections(write: Write) -> None:
+    errors = mistakes(write(recipe="seed: 0\n"))
+    assert errors[:4] == [
+        f"{key}: Expected a section `{key}`, but there is none."
+        for key in ("data", "model", "aggregator", "record")
+    ]
+
+
+def test_detected_needs_a_detector(write: Write) -> None:
+    (error,) = mistakes(write(), "detector=null")
+    assert error == (
+        'recover.exclude: Expected a `detector` for exclude="detected", but there is none. HINT: '
+        "add one, or list the clients to exclude."
+    )
+    load_recipe(write(), ["detector=null", "recover.exclude=[client-0]"])
+    load_recipe(write(), ["detector=null", "recoverers=null"])
+
+
+def test_excluded_clients_are_texts(write: Write) -> None:
+    assert mistakes(write(), "recover.exclude=[client-0, 3]") == [
+        "recover.exclude.1: Expected `exclude` to be client ids, but got 3."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "hint"),
+    [
+        ("history={class_path: LMDBHistory, init_args: {path: /tmp/x}}", "history.init_args.path",
+         "the run folder decides"),
+        ("loop.default_root_dir=/tmp/x", "loop.default_root_dir", "the run folder decides"),
+        ("record.aggregator=Median", "record.aggregator", "a section of its own"),
+        ("recover.resume=true", "recover.resume", "always goes on"),
+        ("recover.name=x", "recover.name", "`label`"),
+    ],
+)  # fmt: skip
+def test_what_the_run_decides(write: Write, override: str, key: str, hint: str) -> None:
+    (error,) = mistakes(write(), override)
+    assert error.startswith(f"{key}: ")
+    assert hint in error
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "a/b", "", "a\\b"])
+def test_names_cannot_lead_elsewhere(write: Write, name: str) -> None:
+    (error,) = mistakes(write(), f"name={name!r}")
+    assert error.startswith("name: Expected `name` to be a plain folder name")
+
+
+def test_labels(write: Write) -> None:
+    assert folder_name("FedRecover w/o estimates") == "FedRecover-w-o-estimates"
+    assert folder_name("../../etc") == "etc"
+    assert label_of("fedrec.recoverers.FedRecover") == "FedRecover"
+    assert label_of({"class_path": "FedRecover", "label": "mine"}) == "mine"
+    both = "[{class_path: FedRecover, label: a/b}, {class_path: FedRecover, label: a b}]"
+    (error,) = mistakes(write(), f"recoverers={both}")
+    assert error.startswith("recoverers.1.label: Expected labels that differ")
+    (error,) = mistakes(write(), "recoverers=[{class_path: FedRecover, label: ../..}]")
+    assert error.startswith("recoverers.0.label: Expected `label` to be")
+
+
+def test_parts(write: Write) -> None:
+    recipe = load_recipe(write(), ["seed=5", "record.sampler=ClientSampler"])
+    parts = build_parts(recipe)
+    assert recipe.name == "small"
+    assert parts.data.seed == 5
+    assert parts.federation == {"seed": 5, "malicious": 1}
+    assert parts.loop == {"seed": 5}
+    assert parts.record["max_rounds"] == 4
+    assert type(parts.record["sampler"]).__name__ == "ClientSampler"
+    assert parts.attack is None
+    assert parts.exclude == "detected"
+    assert list(parts.recoverers) == ["HistoricalOnly"]
+    assert parts.history == (LMDBHistory, {})
+
+
+def test_initial_weights_are_a_function_of_the_seed(write: Write) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        parts = build_parts(load_recipe(write(), [f"seed={seed}"]))
+        return torch.nn.utils.parameters_to_vector(parts.model.parameters())
+
+    state = torch.random.get_rng_state()
+    first = weights(1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.rand(3)
+    assert torch.equal(first, weights(1))
+    assert not torch.equal(first, weights(2))
+
+
+def test_loggers_of_lightning(write: Write, tmp_path: Path) -> None:
+    node = f"{{class_path: CSVLogger, init_args: {{save_dir: {tmp_path}}}}}"
+    recipe = load_recipe(write(), [f"loop.logger=[{node}]"])
+    (logger,) = build_parts(recipe).loop["logger"]
+    assert type(logger).__name__ == "CSVLogger"
