@@ -7,14 +7,10 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fedrec import __version__
 from fedrec.exceptions import FedrecError
-
-if TYPE_CHECKING:
-    from fedrec.cli.commands import Command
 
 __all__ = ["main"]
 
@@ -47,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.overrides = [*getattr(args, "overrides", []), *rest]
-    _log_to_terminal()
     try:
         if getattr(args, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
-        _command(args.command)(args)
+        with _log_to_terminal():
+            _execute(args)
     except KeyboardInterrupt:
         words = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--overwrite"]
         again = shlex.join(["fedrec", *words])
@@ -65,13 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _command(name: str) -> Command:
+def _execute(args: argparse.Namespace) -> None:
     from fedrec.cli.quiet import quiet
 
-    quiet()
-    from fedrec.cli.commands import COMMANDS
+    with quiet():
+        from fedrec.cli.commands import COMMANDS
 
-    return COMMANDS[name]
+        COMMANDS[args.command](args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,12 +109,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _log_to_terminal() -> None:
-    logger = logging.getLogger("fedrec")
+@contextmanager
+def _log_to_terminal() -> Iterator[None]:
+    """Show what fedrec logs; everything is as before afterwards."""
+    logger, handler = logging.getLogger("fedrec"), _Terminal()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    if not any(isinstance(handler, _Terminal) for handler in logger.handlers):
-        logger.addHandler(_Terminal())
-        logger.propagate = False
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 class _Terminal(logging.Handler):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fedrec._lazy import lazy
 
 if TYPE_CHECKING:
-    from fedrec.recipe.run import run
+    from fedrec.recipe.runner import run
     from fedrec.recipe.schema import Recipe, load_recipe
 
 __all__ = ["Recipe", "load_recipe", "run"]
@@ -17,6 +17,6 @@ __getattr__, __dir__ = lazy(
     {
         "Recipe": "fedrec.recipe.schema",
         "load_recipe": "fedrec.recipe.schema",
-        "run": "fedrec.recipe.run",
+        "run": "fedrec.recipe.runner",
     },
 )

@@ -39,21 +39,14 @@ class Stop(Callback):
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """The command may change logging and the path, since it is the process; a test is not."""
-    ours = logging.getLogger("fedrec")
-    handlers, level, propagate = list(ours.handlers), ours.level, ours.propagate
-    levels = {
-        name: logger.level
-        for name, logger in logging.root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger)
-    }
-    path = list(sys.path)
-    with warnings.catch_warnings():
-        yield
-    ours.handlers, ours.propagate = handlers, propagate
-    ours.setLevel(level)
-    for name, before in levels.items():
-        logging.getLogger(name).setLevel(before)
+    """Logging and warnings are as before after a command; the path is the process's."""
+    loggers = [logging.getLogger(name) for name in ("fedrec", "pytorch_lightning")]
+    before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
+    filters, path = list(warnings.filters), list(sys.path)
+    yield
+    after = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
+    assert after == before
+    assert list(warnings.filters) == filters
     sys.path[:] = path
     sys.modules.pop("own_parts", None)
 
