@@ -15,7 +15,7 @@ from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
 from fedrec.clients.lightning import LightningClient
-from fedrec.exceptions import UpdateError
+from fedrec.exceptions import ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
 from fedrec.federation import Federation
 from fedrec.types import AttackContext, CohortUpdates, LocalWork, Phase, RoundContext
@@ -66,8 +66,14 @@ class Engine:
     def _poisoned(self, client: Client) -> Client:
         if self.attack is None or client.client_id not in self.malicious:
             return client
-        if not isinstance(client, LightningClient):
+        if type(self.attack).poison_dataset is Attack.poison_dataset:
             return client
+        if not isinstance(client, LightningClient):
+            raise ConfigurationError(
+                f"{type(self.attack).__name__} poisons data, but client {client.client_id!r} is a "
+                f"{type(client).__name__}, whose data fedrec cannot reach. HINT: make malicious "
+                "clients LightningClients, or let their `local_update` train on poisoned data."
+            )
         dataset = self.attack.poison_dataset(client.dataset, client.client_id)
         return client if dataset is client.dataset else client.with_dataset(dataset)
 

@@ -17,7 +17,7 @@ from fedrec.random import numpy_generator
 
 __all__ = ["evaluate", "fixed_subset"]
 
-_BATCH = 1024
+_BATCH = 256
 
 
 def fixed_subset(dataset: Dataset[Any], size: int | None, seed: int) -> Dataset[Any]:

@@ -19,7 +19,7 @@ from fedrec.exceptions import ConfigurationError, UpdateError
 from fedrec.federation import ClientSampler, Federation
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
-from fedrec.interrupts import StopRequest, stop_between_rounds
+from fedrec.interrupts import stop_between_rounds
 from fedrec.metrics_log import MetricsLog
 from fedrec.types import RoundRecord, RunResult
 
@@ -108,7 +108,7 @@ class Recording:
                         break
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    self._obey(stop, t)
+                    stop.obey(f"after round {t} of the recording")
         finally:
             log.close()
         result = RunResult(
@@ -123,10 +123,6 @@ class Recording:
         )
         loop.call("on_record_end", result)
         return result
-
-    def _obey(self, stop: StopRequest, t: int) -> None:
-        if t + 1 < self.max_rounds:
-            stop.obey(f"after round {t} of the recording")
 
     def _decided(self) -> bool:
         return (

@@ -103,13 +103,11 @@ class Recovery:
         saved = time.monotonic()
         try:
             with stop_between_rounds() as stop:
-                for position, t in enumerate(steps):
+                for t in steps:
                     if t < first:
                         continue
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    if position == len(steps) - 1:
-                        break
                     due = time.monotonic() - saved >= self.loop.checkpoint_every
                     if due or stop.signal is not None:
                         self._save(weights, t + 1, seconds)

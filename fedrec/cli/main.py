@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
 from fedrec import __version__
 from fedrec.exceptions import FedrecError
 
@@ -39,10 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     # Overrides may stand between options, which argparse does not allow for.
-    unknown = [text for text in rest if text.startswith("-") or "=" not in text]
+    takes_overrides = "overrides" in args
+    unknown = [t for t in rest if t.startswith("-") or "=" not in t or not takes_overrides]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    args.overrides = [*getattr(args, "overrides", []), *rest]
+    if takes_overrides:
+        args.overrides = [*args.overrides, *rest]
     try:
         if getattr(args, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed

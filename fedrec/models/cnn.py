@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from fedrec._checks import check_int
@@ -70,6 +71,8 @@ class CNN(Classifier):
             nn.Linear(hidden, num_classes),
         )
         self.initialize()
+        # Convolutions and pooling on a CPU take half the time in this memory format.
+        self.layers.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch."""

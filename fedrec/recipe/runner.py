@@ -53,7 +53,7 @@ def run(
         output_dir: Where run folders lie.
         overwrite: Remove an existing run first.
         steps: Which of `"record"`, `"detect"` and `"recover"` to do.
-        progress: Whether to show progress bars (if the recipe does not say otherwise).
+        progress: `False` for no progress bars, whatever the recipe says.
 
     Returns:
         What `results.json` holds: fractions in [0, 1], ACP in percent.
@@ -77,13 +77,11 @@ def run(
 def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, Any]:
     where = session.folder
     where.open(session.recipe, session.recording, overwrite=overwrite)
-    with session.history:
-        if "record" in steps:
-            session.record()
-        if "detect" in steps and (session.parts.detector is not None or "recover" not in steps):
-            session.detect()
-        if "recover" in steps and session.parts.recoverers:
-            session.recover()
+    if session.is_done(steps):
+        _log.info("Everything in `%s` is done already.", where.path)
+    else:
+        with session.history:
+            session.do(steps)
     results = collect_results(where)
     where.write("results.json", results)
     write_report(where.path)
@@ -99,8 +97,8 @@ class _Session:
         self.parts = build_parts(recipe)
         self.stops = self.parts.detector is not None and self.parts.detector.action == "stop"
         self.recording = recording_part(recipe.config, self.stops)
-        loop_args = {"enable_progress_bar": progress, **self.parts.loop}
-        self.loop = FederatedLoop(**loop_args, default_root_dir=folder.path)
+        quietly = {} if progress else {"enable_progress_bar": False}
+        self.loop = FederatedLoop(**{**self.parts.loop, **quietly, "default_root_dir": folder.path})
 
     @cached_property
     def federation(self) -> Federation:
@@ -113,6 +111,27 @@ class _Session:
             arguments = {**arguments, "path": self.folder.path / "history"}
         return cls(**arguments)
 
+    def is_done(self, steps: Sequence[str]) -> bool:
+        """Return whether nothing is left to do; a history that was removed since is not missed."""
+        if self.folder.result(RECORD, self.recording) is None:
+            return False
+        results = collect_results(self.folder)
+        detected = results["detection"] is not None or not self.detects(steps)
+        recovered = len(results["methods"]) == len(self.parts.recoverers)
+        return detected and (recovered or "recover" not in steps)
+
+    def detects(self, steps: Sequence[str]) -> bool:
+        """Return whether to detect: if asked for, and in a whole run if there is a detector."""
+        return "detect" in steps and (self.parts.detector is not None or "recover" not in steps)
+
+    def do(self, steps: Sequence[str]) -> None:
+        if "record" in steps:
+            self.record()
+        if self.detects(steps):
+            self.detect()
+        if "recover" in steps and self.parts.recoverers:
+            self.recover()
+
     def record(self) -> None:
         done = self.folder.result(RECORD, self.recording)
         if done is not None and not self.history.is_empty:
@@ -122,6 +141,9 @@ class _Session:
         parts = self.parts
         total = self.loop.limit(parts.record["max_rounds"])
         if self.history.is_empty:
+            # What was made from a history that is gone would not fit to the new one.
+            shutil.rmtree(self.folder.path / "recover", ignore_errors=True)
+            (self.folder.path / DETECTION).unlink(missing_ok=True)
             _log.info("Recording %d rounds of %s.", total, self.federation)
         else:
             _log.info("Recording: going on at round %d of %d.", len(self.history.rounds()), total)

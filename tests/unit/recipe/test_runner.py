@@ -296,6 +296,27 @@ def test_a_memory_history_serves_within_one_run(recipe_file: Path, tmp_path: Pat
     assert figures(run(recipe, output_dir=tmp_path, progress=False)) == figures(results)
 
 
+def test_a_finished_run_does_without_its_history(recipe_file: Path, copied: Path) -> None:
+    before = json.loads((copied / "results.json").read_text())
+    shutil.rmtree(copied / "history")
+    recipe = load_recipe(recipe_file)
+    assert run(recipe, output_dir=copied.parent, progress=False) == before
+    assert not (copied / "history").exists()
+
+
+def test_a_recording_that_is_gone_is_made_again_with_all_that_follows(
+    recipe_file: Path, copied: Path
+) -> None:
+    before = json.loads((copied / "results.json").read_text())
+    model = copied / "recover" / "TrainFromScratch" / "model.ckpt"
+    written = model.stat().st_mtime_ns
+    shutil.rmtree(copied / "history")
+    shutil.rmtree(copied / "recover" / "HistoricalOnly")
+    after = run(load_recipe(recipe_file), output_dir=copied.parent, progress=False)
+    assert figures(after) == figures(before)
+    assert model.stat().st_mtime_ns > written
+
+
 def test_a_trial_run_leaves_nothing_behind(recipe_file: Path, tmp_path: Path) -> None:
     recipe = load_recipe(recipe_file, ["loop.fast_dev_run=2"])
     results = run(recipe, output_dir=tmp_path, progress=False)
