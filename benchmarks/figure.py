@@ -1,6 +1,6 @@
 """Draw test error by round for every method of a run, as a small SVG.
 
-    python benchmarks/figure.py runs/quickstart docs/assets/quickstart.svg
+python benchmarks/figure.py runs/quickstart docs/assets/quickstart.svg
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ def main() -> None:
         curves.append((f"{method['name']} (ACP {method['acp']:.0f} %)", path, colour, style))
     for label, path, colour, style in curves:
         rows = [row for row in read_metrics(path) if arguments.figure in row]
-        xs, ys = zip(*((row["round"] + 1, 100 * row[arguments.figure]) for row in rows), strict=True)
+        xs, ys = zip(
+            *((row["round"] + 1, 100 * row[arguments.figure]) for row in rows), strict=True
+        )
         axes.plot(xs, ys, style, color=colour, label=label, linewidth=1.6)
-    axes.set(xlabel="round", ylabel=f"{arguments.figure.upper()}, %", ylim=(0, None), xlim=(0, None))
+    axes.set(
+        xlabel="round", ylabel=f"{arguments.figure.upper()}, %", ylim=(0, None), xlim=(0, None)
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     arguments.svg.parent.mkdir(parents=True, exist_ok=True)

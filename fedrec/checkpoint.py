@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,10 @@ from torch import Tensor
 from fedrec.exceptions import HistoryCorruptedError
 
 __all__ = ["load_state", "save_state", "write_atomically"]
+
+# What reading a damaged archive may end in; `zipfile` raises RuntimeError where flags make it
+# believe that an entry is encrypted, and its subclass NotImplementedError for unknown methods.
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -64,13 +70,13 @@ def load_state(path: Path) -> dict[str, Any]:
     """Load what `save_state` wrote; tuples come back as lists.
 
     Raises:
-        HistoryCorruptedError: If the file is not a state.
+        HistoryCorruptedError: If the file is not a state, or is damaged.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         state = json.loads(arrays.pop("__json__").tobytes().decode())
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except _DAMAGE as error:
         raise HistoryCorruptedError(
             f"The checkpoint {path} cannot be read: {error}. HINT: delete it to start over."
         ) from error

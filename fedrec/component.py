@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["Component", "build", "subclasses"]
 
 T = TypeVar("T", bound="Component")
+
+# Numbers the classes in the order of their definition.
+_definitions = itertools.count(1)
+
+_WITHOUT_NAMES = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Component:
@@ -27,18 +33,41 @@ class Component:
         {'class_path': 'fedrec.aggregators.trimmed_mean.TrimmedMean', 'init_args': {'trim': 2}}
     """
 
+    _definition: ClassVar[int] = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._definition = next(_definitions)
+
     def init_args(self) -> dict[str, Any]:
-        """Return the constructor arguments by name, as stored."""
-        names = inspect.signature(type(self)).parameters
-        return {name: getattr(self, name) for name in names}
+        """Return the constructor arguments by name, as stored.
+
+        Raises:
+            ConfigurationError: If the constructor takes `*args` or `**kwargs`, or an argument is
+                not stored.
+        """
+        parameters = inspect.signature(type(self)).parameters
+        odd = [
+            str(parameter)
+            for name, parameter in parameters.items()
+            if parameter.kind in _WITHOUT_NAMES or not hasattr(self, name)
+        ]
+        if odd:
+            raise ConfigurationError(
+                f"Expected {type(self).__name__} to store every constructor argument under its own "
+                f"name, but it does not for {', '.join(f'`{name}`' for name in odd)}. HINT: write "
+                "out the arguments in `__init__` (no `*args`, no `**kwargs`) and do "
+                "`self.name = name` for each."
+            )
+        return {name: getattr(self, name) for name in parameters}
 
     def spec(self) -> dict[str, Any]:
-        """Describe the component as `class_path` and `init_args`, nested components included."""
+        """Describe the component as `class_path` and `init_args`, nested components included.
+
+        Tuples become lists, so that the description equals itself after a way through JSON or YAML.
+        """
         cls = type(self)
-        init_args = {
-            name: value.spec() if isinstance(value, Component) else value
-            for name, value in self.init_args().items()
-        }
+        init_args = {name: _described(value) for name, value in self.init_args().items()}
         return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": init_args}
 
     def __repr__(self) -> str:
@@ -46,16 +75,40 @@ class Component:
         return f"{type(self).__name__}({arguments})"
 
 
+def _described(value: Any) -> Any:
+    if isinstance(value, Component):
+        return value.spec()
+    if isinstance(value, (list, tuple)):
+        return [_described(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _described(item) for key, item in value.items()}
+    return value
+
+
+def _rebuilt(value: Any, argument: str) -> Any:
+    if isinstance(value, list):
+        return [_rebuilt(item, argument) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"class_path", "init_args"}:
+        return build(value, Component, argument)
+    return {key: _rebuilt(item, argument) for key, item in value.items()}
+
+
 def subclasses(base: type[T]) -> dict[str, type[T]]:
-    """Return every loaded concrete subclass of `base` by dotted path."""
-    found: dict[str, type[T]] = {}
+    """Return every loaded concrete subclass of `base` by dotted path.
+
+    Of several classes with one path, as after a notebook cell has been run again, it is the newest.
+    """
+    found: list[type[T]] = []
     queue = [base]
     while queue:
         cls = queue.pop()
         queue.extend(cls.__subclasses__())
         if not inspect.isabstract(cls) and cls is not base:
-            found[f"{cls.__module__}.{cls.__qualname__}"] = cls
-    return found
+            found.append(cls)
+    found.sort(key=lambda cls: getattr(cls, "_definition", 0))
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
 
 
 def build(spec: Mapping[str, Any], base: type[T], argument: str) -> T:
@@ -84,9 +137,6 @@ def build(spec: Mapping[str, Any], base: type[T], argument: str) -> T:
             )
         )
     init_args = {
-        name: build(value, Component, f"{argument}.{name}")
-        if isinstance(value, Mapping) and set(value) == {"class_path", "init_args"}
-        else value
-        for name, value in spec["init_args"].items()
+        name: _rebuilt(value, f"{argument}.{name}") for name, value in spec["init_args"].items()
     }
     return known[path](**init_args)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,15 @@ from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
 from fedrec.clients.lightning import LightningClient
-from fedrec.exceptions import ConfigurationError, UpdateError
+from fedrec.component import Component
+from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
 from fedrec.federation import Federation
 from fedrec.types import AttackContext, CohortUpdates, LocalWork, Phase, RoundContext
 
 __all__ = ["Engine"]
+
+T = TypeVar("T", bound=Component)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,7 +64,19 @@ class Engine:
     _new_buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        self.aggregator = _fresh(self.aggregator)
         self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
+        layout, module = self.federation.layout, self.federation.module
+        for client in self.clients.values():
+            if isinstance(client, LightningClient):
+                client.module.to(self.device)
+        if layout.num_buffers:
+            self.buffers = layout.buffers(module.to(self.device))
+
+    @property
+    def averages_buffers(self) -> bool:
+        """Whether buffers change from round to round; if not, clients start from the same ones."""
+        return self.buffers is not None and self.federation.buffers == "average"
 
     def _poisoned(self, client: Client) -> Client:
         if self.attack is None or client.client_id not in self.malicious:
@@ -119,15 +134,17 @@ class Engine:
             if work is None and self._crafted is not None and self._crafted[0] == ctx.round:
                 sent = self._crafted[1]
             else:
-                sent = self._craft(ctx, self._compute(ctx, ctx.client_ids, work))
+                honest = self._check(self._compute(ctx, ctx.client_ids, work), asked)
+                sent = self._craft(ctx, honest)
                 self._crafted = (ctx.round, sent) if work is None else self._crafted
             sent = _select(sent, asked)
         else:
-            sent = self._compute(ctx, asked, work)
+            sent = self._check(self._compute(ctx, asked, work), asked)
             if attacks:
                 sent = self._craft(ctx, sent)
-        sent = self._check(sent)
-        if sent.buffers is not None:
+        if attacks:
+            sent = self._check(sent, asked)
+        if sent.buffers is not None and self.averages_buffers:
             self._new_buffers.append((sent.num_samples, sent.buffers))
         return sent
 
@@ -162,18 +179,27 @@ class Engine:
             )
         return dataclasses.replace(sent, updates=crafted)
 
-    def _check(self, sent: CohortUpdates) -> CohortUpdates:
+    def _check(self, sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
         """Refuse by name what is not finite, mis-shaped or not an update at all."""
         refused: dict[str, str] = dict(sent.refused)
-        if sent.client_ids and not torch.isfinite(sent.updates.sum()):
-            finite = torch.isfinite(sent.updates).all(dim=1).tolist()
+        parts = {"update": sent.updates}
+        if sent.buffers is not None and self.averages_buffers:
+            parts["buffers"] = sent.buffers
+        for what, rows in parts.items():
+            # Only a sum that is not finite needs a closer look.
+            if not sent.client_ids or torch.isfinite(rows.sum()):
+                continue
+            finite = torch.isfinite(rows).all(dim=1).tolist()
             for client_id, ok in zip(sent.client_ids, finite, strict=True):
                 if not ok:
-                    refused[client_id] = "the update has NaN or infinity"
+                    refused[client_id] = f"the {what} has NaN or infinity"
+        if len(refused) > len(sent.refused):
             keep = [c for c in sent.client_ids if c not in refused]
             sent = dataclasses.replace(_select(sent, keep), refused=refused)
-        if refused and self.on_bad_update == "raise":
-            reasons = "; ".join(f"client {c!r}: {why}" for c, why in refused.items())
+        # What was only computed for an attacker to look at stops nothing.
+        blamed = {c: why for c, why in refused.items() if c in set(asked)}
+        if blamed and self.on_bad_update == "raise":
+            reasons = "; ".join(f"client {c!r}: {why}" for c, why in blamed.items())
             raise UpdateError(
                 f"Refused updates: {reasons}. Nothing of this round was stored. HINT: lower the "
                 "learning rate if training diverges, or leave such clients out with "
@@ -197,8 +223,14 @@ class Engine:
         aggregate_ctx = dataclasses.replace(ctx, purpose="aggregator", client_ids=tuple(client_ids))
         weights = num_samples.to(updates) / num_samples.sum().to(updates)
         aggregate = self.aggregator(updates, weights, aggregate_ctx)
+        new = self.apply(global_weights, aggregate)
+        if not torch.isfinite(new.sum()) and not bool(torch.isfinite(new).all()):
+            raise AggregationError(
+                f"The server step of round {ctx.round} gave non-finite global weights. Nothing of "
+                "this round was stored. HINT: training diverges; lower `server_lr`."
+            )
         self.last_aggregate = aggregate
-        return self.apply(global_weights, aggregate), aggregate
+        return new, aggregate
 
     def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return `global_weights - server_lr * aggregate`."""
@@ -209,8 +241,8 @@ class Engine:
         self._crafted = None
         if self._new_buffers:
             weights = torch.cat([w for w, _ in self._new_buffers]).double()
-            values = torch.cat([b for _, b in self._new_buffers]).double()
-            mean = (weights / weights.sum()) @ values.to(weights.device)
+            values = torch.cat([b for _, b in self._new_buffers]).cpu().double()
+            mean = (weights / weights.sum()) @ values
             self.buffers = mean.float().to(self.device)
             self._new_buffers.clear()
 
@@ -221,12 +253,19 @@ class Engine:
         return self.executor.plan(list(self.clients.values()), global_weights, ctx)
 
 
+def _fresh(component: T) -> T:
+    """Make the component anew, without whatever it remembers."""
+    arguments = {
+        name: _fresh(value) if isinstance(value, Component) else value
+        for name, value in component.init_args().items()
+    }
+    return type(component)(**arguments)
+
+
 def _select(sent: CohortUpdates, client_ids: Sequence[str]) -> CohortUpdates:
     """Keep these clients, in this order, as far as they are there."""
     index: Mapping[str, int] = {c: i for i, c in enumerate(sent.client_ids)}
     ids = [c for c in client_ids if c in index]
-    if tuple(ids) == sent.client_ids:
-        return sent
     rows = [index[c] for c in ids]
     return dataclasses.replace(
         sent,

@@ -26,14 +26,15 @@ def fixed_subset(dataset: Dataset[Any], size: int | None, seed: int) -> Dataset[
     if size is None or size >= total:
         return dataset
     chosen = numpy_generator(seed, "evaluation").permutation(total)[:size]
-    if isinstance(dataset, TensorDataset):
+    # Not a subclass: its `__getitem__` may do something to the samples.
+    if type(dataset) is TensorDataset:
         index = torch.from_numpy(chosen)
         return TensorDataset(*(t[index] for t in dataset.tensors))
     return torch.utils.data.Subset(dataset, chosen.tolist())
 
 
 def _batches(dataset: Dataset[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         x, y = dataset.tensors
         yield from zip(x.split(_BATCH), y.split(_BATCH), strict=True)
         return
@@ -72,7 +73,8 @@ def evaluate(
     federation.layout.load(module, global_weights)
     if buffers is not None:
         federation.layout.load_buffers(module, buffers)
-    was_training = module.training
+    # One by one: a user may keep some of them, as frozen layers, in another mode than the rest.
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     ter = TestErrorRate().to(device)
     target = None if attack is None else attack.target_label
@@ -85,7 +87,8 @@ def evaluate(
             if asr is not None and attack is not None and target is not None:
                 has_other_labels = has_other_labels or bool((y - target).any())
                 asr.update(module(attack.trigger(x)), y)
-    module.train(was_training)
+    for part, mode in modes:
+        part.training = mode
     return {
         "ter": float(ter.compute()),
         "asr": float(asr.compute()) if asr is not None and has_other_labels else None,

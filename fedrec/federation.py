@@ -13,7 +13,7 @@ from fedrec.clients.base import Client
 from fedrec.clients.lightning import LightningClient
 from fedrec.component import Component
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.parameters import ParameterVector
+from fedrec.parameters import ParameterVector, keeps_running_statistics
 from fedrec.random import numpy_generator
 
 if TYPE_CHECKING:
@@ -166,10 +166,10 @@ def _draw_malicious(
 
 def _refuse_running_statistics(module: nn.Module) -> None:
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+        if keeps_running_statistics(layer):
             raise ConfigurationError(
                 f"Layer `{name}` ({type(layer).__name__}) keeps running statistics, which are not "
-                "part of a client update. HINT: use GroupNorm, or pass "
+                "part of a client update. HINT: use GroupNorm, freeze it with `.eval()`, or pass "
                 '`buffers="average"` to average them over the clients asked in a round.'
             )
 
@@ -184,7 +184,7 @@ class ClientSampler(Component):
 
     Examples:
         >>> ClientSampler(fraction=0.5).sample(["a", "b", "c", "d"], round=0, seed=0)
-        ('a', 'd')
+        ('a', 'b')
     """
 
     def __init__(self, fraction: float = 1.0) -> None:

@@ -18,11 +18,12 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    def obey(self, done: str) -> None:
+    def obey(self, when: str, kept: str) -> None:
         """Raise what the signal stands for, if one arrived.
 
         Args:
-            done: What has been completed, for the message.
+            when: What has been completed, for the message.
+            kept: What of it is stored, for the message.
 
         Raises:
             KeyboardInterrupt: After SIGINT.
@@ -31,7 +32,7 @@ class StopRequest:
         if self.signal == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         if self.signal is not None:
-            raise KeyboardInterrupt(f"Stopped {done}. Everything done so far is stored.")
+            raise KeyboardInterrupt(f"Stopped {when}. {kept}")
 
 
 @contextmanager

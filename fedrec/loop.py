@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -43,7 +44,7 @@ class FederatedLoop:
     `Trainer`.
 
     Args:
-        accelerator: `"auto"`, `"cpu"`, `"gpu"`, `"cuda"` or `"mps"`, as in Lightning Fabric.
+        accelerator: `"cpu"`, `"cuda"` (or `"gpu"`), or `"auto"` for CUDA where there is any.
         devices: Only 1 for now.
         precision: `"32-true"`, or `"bf16-mixed"` for forward and backward in bfloat16.
         executor: `"sequential"`, `"vectorized"`, an `Executor`, or `"auto"`: vectorised where all
@@ -98,7 +99,11 @@ class FederatedLoop:
         fast_dev_run: bool | int = False,
         checkpoint_every: float = 30.0,
     ) -> None:
-        check_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
+        check_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda"))
+        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ConfigurationError(
+                expected("accelerator", "one that is there", accelerator, hint="no CUDA device is.")
+            )
         if devices not in (1, "1"):
             raise ConfigurationError(
                 expected("devices", "1 (several devices are not supported yet)", devices)
@@ -310,7 +315,8 @@ class FederatedLoop:
         """The Lightning Fabric that chooses the device."""
         if self._fabric is None:
             # Precision is applied by `autocast` below; Fabric would announce it on the terminal.
-            self._fabric = Fabric(accelerator=self.accelerator, devices=1)
+            on_cpu = self.accelerator == "cpu" or not torch.cuda.is_available()
+            self._fabric = Fabric(accelerator="cpu" if on_cpu else "cuda", devices=1)
         return self._fabric
 
     @property
@@ -403,9 +409,14 @@ class FederatedLoop:
         """Leave torch's settings and the module as they were found."""
         before = torch.are_deterministic_algorithms_enabled()
         threads = torch.get_num_threads()
+        tf32 = torch.backends.cudnn.allow_tf32
         layout, module = federation.layout, federation.module
         weights, buffers = layout.flatten(module), layout.buffers(module)
+        # On CUDA, convolutions would otherwise keep 10 bits of what "32-true" promises.
+        torch.backends.cudnn.allow_tf32 = False
         if self.deterministic:
+            # What cuBLAS asks for before its results can be repeated.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         try:
             yield
@@ -415,6 +426,7 @@ class FederatedLoop:
         finally:
             layout.load(module, weights)
             layout.load_buffers(module, buffers)
+            torch.backends.cudnn.allow_tf32 = tf32
             torch.use_deterministic_algorithms(before)
             torch.set_num_threads(threads)
             for logger in self.loggers:

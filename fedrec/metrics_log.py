@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedrec.checkpoint import write_atomically
+from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["MetricsLog", "read_metrics"]
 
@@ -22,21 +23,40 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     if not path.exists():
         return []
     rows: list[dict[str, float]] = []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file):
             try:
-                values = {k: float(v) for k, v in row.items() if v and k != "round"}
+                values = {k: _parsed(v) for k, v in row.items() if v and k != "round"}
                 rows.append({"round": int(row["round"]), **values})
             except (TypeError, ValueError, KeyError):
                 break  # the last line of a killed run may be cut
     return rows
 
 
+def _parsed(text: str) -> float:
+    try:
+        return int(text)  # so that a resumed run writes it again as it was
+    except ValueError:
+        return float(text)
+
+
+def _number(name: str, value: Any) -> float:
+    """Return what was logged as a Python number; integers stay integers."""
+    try:
+        plain = value.item() if hasattr(value, "item") else value
+        if isinstance(plain, str):
+            raise TypeError("text is no number")
+        return plain if type(plain) is int else float(plain)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigurationError(expected(name, "a number", value)) from error
+
+
 class MetricsLog:
     """Appends one row per round to a CSV file, and passes it to loggers.
 
     A row is in the file before the round is stored, so a run that was killed and resumed has every
-    row once.
+    row once. Any number may be logged, a tensor of one element among them, and the file gets a new
+    column whenever something is logged for the first time.
 
     Args:
         path: metrics.csv, or `None` for no file.
@@ -50,36 +70,44 @@ class MetricsLog:
     ) -> None:
         self._loggers = loggers
         self._prefix = prefix
-        self._file = None
-        self._columns: list[str] | None = None
+        self._path = path
+        self._file: TextIO | None = None
+        self._columns: list[str] = []
         self.rows: list[dict[str, float]] = []
         if path is None:
             return
         self.rows = [row for row in read_metrics(path) if row["round"] < first_round]
-        lines = [self._line(row) for row in self.rows]
-        write_atomically(path, "".join(lines).encode())
-        self._file = path.open("a", newline="")
+        self._file = self._rewrite(path)
 
-    def _line(self, row: Mapping[str, float]) -> str:
-        """Return the row as text, after the header if it is the first one."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        if self._columns is None:
-            rest = [name for name in row if name not in {"round", "ter", "asr"}]
-            self._columns = ["round", "ter", "asr", *rest]
-            writer.writerow(self._columns)
-        writer.writerow([repr(row[c]) if c in row else "" for c in self._columns])
-        return text.getvalue()
+    def _rewrite(self, path: Path) -> TextIO:
+        """Write header and rows in one go; return the file, open for the rows to come."""
+        names = [name for row in self.rows for name in row]
+        self._columns = list(dict.fromkeys(["round", "ter", "asr", *names])) if names else []
+        lines = [self._columns, *map(self._cells, self.rows)] if names else []
+        write_atomically(path, _text(lines).encode())
+        return path.open("a", newline="", encoding="utf-8")
 
-    def write(self, t: int, values: Mapping[str, float]) -> None:
-        """Write the row of round `t`."""
-        row = {"round": t, **values}
+    def _cells(self, row: Mapping[str, float]) -> list[str]:
+        return [repr(row[name]) if name in row else "" for name in self._columns]
+
+    def write(self, t: int, values: Mapping[str, Any]) -> None:
+        """Write the row of round `t`.
+
+        Raises:
+            ConfigurationError: If a value is no number.
+        """
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        row = {"round": t, **numbers}
         self.rows.append(row)
-        if self._file is not None:
-            self._file.write(self._line(row))
-            self._file.flush()
+        if self._file is not None and self._path is not None:
+            if row.keys() <= set(self._columns):
+                self._file.write(_text([self._cells(row)]))
+                self._file.flush()
+            else:
+                self._file.close()
+                self._file = self._rewrite(self._path)
         for logger in self._loggers:
-            logger.log_metrics({self._prefix + k: v for k, v in values.items()}, step=t)
+            logger.log_metrics({self._prefix + k: v for k, v in numbers.items()}, step=t)
 
     def curve(self) -> list[dict[str, float]]:
         """Return the rows that have an evaluation."""
@@ -94,3 +122,9 @@ class MetricsLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _text(lines: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from fedrec.exceptions import ConfigurationError, ShapeError
 
-__all__ = ["ParameterVector"]
+__all__ = ["ParameterVector", "keeps_running_statistics"]
+
+
+def keeps_running_statistics(layer: nn.Module) -> bool:
+    """Whether training changes the layer's buffers (BatchNorm and its kin, unless frozen)."""
+    is_norm = isinstance(layer, nn.modules.batchnorm._NormBase)
+    return is_norm and bool(layer.track_running_stats) and layer.training
 
 
 class ParameterVector:

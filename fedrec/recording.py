@@ -26,7 +26,7 @@ from fedrec.types import RoundRecord, RunResult
 if TYPE_CHECKING:
     from fedrec.loop import FederatedLoop
 
-__all__ = ["Recording", "require_same_plan"]
+__all__ = ["Recording", "require_same_plan", "training_of"]
 
 
 def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
@@ -45,6 +45,13 @@ def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], w
             f"Cannot resume {what} under another execution plan, since its bits would differ "
             f"({'; '.join(differences)}). HINT: use the same executor, precision, device and torch."
         )
+
+
+def training_of(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Return the arguments of local training by client id; under "*" where all have the same."""
+    found = {c.client_id: c.training_args() for c in federation.clients}
+    first = next(iter(found.values()))
+    return {"*": first} if all(one == first for one in found.values()) else found
 
 
 def versions() -> dict[str, str]:
@@ -90,8 +97,6 @@ class Recording:
             on_bad_update=self.on_bad_update,
         )
         initial = federation.layout.flatten(federation.module)
-        if federation.layout.num_buffers and federation.buffers == "average":
-            self.engine.buffers = federation.layout.buffers(federation.module)
         if self.detector is not None:
             self.detector.reset(federation.malicious)
         weights, first = self._begin(initial)
@@ -108,7 +113,7 @@ class Recording:
                         break
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    stop.obey(f"after round {t} of the recording")
+                    stop.obey(f"after round {t} of the recording", "Every round is stored.")
         finally:
             log.close()
         result = RunResult(
@@ -118,7 +123,7 @@ class Recording:
             seconds=seconds,
             curve=log.curve(),
             execution=self.execution,
-            buffers=self.engine.buffers,
+            buffers=self.engine.buffers if self.engine.averages_buffers else None,
             detection=None if self.detector is None else self.detector.result(),
         )
         loop.call("on_record_end", result)
@@ -156,7 +161,7 @@ class Recording:
     def _replay(self, initial: Tensor) -> tuple[Tensor, int]:
         """Bring detector and aggregator to where they were when the last round was stored."""
         rounds = self.history.rounds()
-        remembers = bool(self.aggregator.state_dict())
+        remembers = bool(self.engine.aggregator.state_dict())
         if not rounds:
             return initial, 0
         for t in rounds if self.detector is not None or remembers else rounds[-1:]:
@@ -182,7 +187,7 @@ class Recording:
         return Manifest(
             model_fingerprint=layout.fingerprint,
             num_parameters=layout.num_parameters,
-            num_buffers=layout.num_buffers if self.engine.buffers is not None else 0,
+            num_buffers=layout.num_buffers if self.engine.averages_buffers else 0,
             clients={c.client_id: c.num_samples for c in self.federation.clients},
             malicious=self.federation.malicious,
             seed=self.loop.seed,
@@ -191,6 +196,8 @@ class Recording:
             max_rounds=self.max_rounds,
             sampler=None if self.sampler is None else self.sampler.spec(),
             attack=None if self.attack is None else self.attack.spec(),
+            training=training_of(self.federation),
+            on_bad_update=self.on_bad_update,
             execution=self.execution,
             recipe=self.recipe,
             versions=versions(),
@@ -202,7 +209,7 @@ class Recording:
         names = ("clients", "malicious", "seed", "aggregator", "server_lr", "max_rounds")
         differences = [
             name
-            for name in (*names, "sampler", "attack", "num_buffers")
+            for name in (*names, "sampler", "attack", "num_buffers", "training", "on_bad_update")
             if getattr(recorded, name) != getattr(current, name)
         ]
         if differences:
@@ -244,7 +251,7 @@ class Recording:
             aggregate=aggregate,
             cohort=tuple(cohort),
             refused=sent.refused,
-            buffers=engine.buffers,
+            buffers=engine.buffers if engine.averages_buffers else None,
         )
         if self.detector is not None:
             self.detector.observe(record)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import pickle
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,13 +21,19 @@ from fedrec.attacks.base import Attack
 from fedrec.checkpoint import load_state, save_state, write_atomically
 from fedrec.component import build
 from fedrec.engine import Engine
-from fedrec.exceptions import ConfigurationError, RecoveryError, ShapeError, expected
+from fedrec.exceptions import (
+    ConfigurationError,
+    FedrecWarning,
+    RecoveryError,
+    ShapeError,
+    expected,
+)
 from fedrec.federation import Federation
 from fedrec.history.base import HistoryStore
 from fedrec.interrupts import stop_between_rounds
 from fedrec.metrics import CostLedger
 from fedrec.metrics_log import MetricsLog
-from fedrec.recording import require_same_plan
+from fedrec.recording import require_same_plan, training_of
 from fedrec.recoverers.base import Recoverer
 from fedrec.types import CohortUpdates, LocalWork, RecoveryContext, RoundRecord, RunResult
 
@@ -66,6 +74,7 @@ class Recovery:
         self.execution = {**loop.execution(), **self.engine.plan(weights)}
         first, seconds, finished = 0, 0.0, False
         if state is None:
+            self._forget_earlier_run()
             began = time.perf_counter()
             self.recoverer.start(history, self.remaining, self.rounds)
             seconds = time.perf_counter() - began
@@ -87,7 +96,7 @@ class Recovery:
             seconds=seconds,
             curve=log.curve(),
             execution=self.execution,
-            buffers=self.engine.buffers,
+            buffers=self.engine.buffers if self.engine.averages_buffers else None,
             ledger=self.ledger,
             diagnostics=state["diagnostics"]
             if state and finished
@@ -108,11 +117,13 @@ class Recovery:
                         continue
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    due = time.monotonic() - saved >= self.loop.checkpoint_every
-                    if due or stop.signal is not None:
+                    stopping = stop.signal is not None
+                    if stopping or time.monotonic() - saved >= self.loop.checkpoint_every:
                         self._save(weights, t + 1, seconds)
                         saved = time.monotonic()
-                    stop.obey(f"after round {t} of {self.name}")
+                    if stopping:
+                        kept = "nothing, for want of a run folder" if self.folder is None else "all"
+                        stop.obey(f"after round {t} of {self.name}", f"Stored: {kept}.")
         finally:
             log.close()
         return weights, seconds
@@ -154,7 +165,7 @@ class Recovery:
                 f"{type(self.recoverer).__name__} needs clean data at the server. "
                 "HINT: pass `server_data=` to the federation."
             )
-        federation.module.to(loop.device)
+        self._require_same_training()
         attackers = federation.malicious if self.attack is not None else ()
         self.engine = Engine(
             federation=federation,
@@ -170,10 +181,34 @@ class Recovery:
             batch_policy=self.batch_policy,
             on_bad_update=self.on_bad_update,
         )
-        if manifest.num_buffers:
-            self.engine.buffers = layout.buffers(federation.module)
         self.folder = None if loop.folder is None else loop.folder / "recover" / self.name
         self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
+
+    def _require_same_training(self) -> None:
+        """Refuse a federation that would not send what the recorded one would have sent."""
+        manifest, federation = self.history.manifest, self.federation
+        if self.attack is not None:
+            then, now = (
+                set(m) & set(self.remaining) for m in (manifest.malicious, federation.malicious)
+            )
+            if then != now:
+                raise ConfigurationError(
+                    f"Of the clients that take part, {sorted(then)} were malicious in the "
+                    f"recording, but {sorted(now)} are in this federation. HINT: build it with "
+                    "`malicious=history.manifest.malicious`."
+                )
+        if self.batch_policy == "fresh":
+            return
+        recorded, current = manifest.training, training_of(federation)
+        for client_id in self.remaining:
+            then_args = recorded.get(client_id, recorded.get("*", {}))
+            now_args = current.get(client_id, current.get("*", {}))
+            if then_args != now_args:
+                raise ConfigurationError(
+                    f"Client {client_id!r} trained with {dict(then_args)} in the recording, but "
+                    f"would with {dict(now_args)} now. HINT: build the federation with the same "
+                    'arguments; `batch_policy="fresh"` gives up replaying the recorded batches.'
+                )
 
     def _rounds_of_clients(self) -> dict[str, int]:
         """Count in how many rounds each remaining client originally took part."""
@@ -317,6 +352,12 @@ class Recovery:
     def _checkpoint(self) -> Path | None:
         return None if self.folder is None else self.folder / "checkpoint.npz"
 
+    def _forget_earlier_run(self) -> None:
+        """Remove what an earlier recovery of this name left, so that it is never taken for ours."""
+        if self.folder is not None:
+            for name in ("checkpoint.npz", "ledger.csv", "model.ckpt"):
+                (self.folder / name).unlink(missing_ok=True)
+
     def _load(self) -> dict[str, Any] | None:
         """Read the checkpoint, if there is one, and check that it is of this recovery."""
         path = self._checkpoint()
@@ -411,9 +452,21 @@ def _lightning_checkpoint(module: Any, rounds: int) -> bytes:
         "pytorch-lightning_version": version("pytorch-lightning"),
         "state_dict": module.state_dict(),
     }
-    parameters = dict(getattr(module, "hparams", {}))
+    parameters = {}
+    for name, value in dict(getattr(module, "hparams", {})).items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            warnings.warn(
+                f"Hyperparameter {name!r} of {type(module).__name__} cannot be pickled, so it is "
+                "not in model.ckpt. HINT: give it to `load_from_checkpoint`.",
+                FedrecWarning,
+                stacklevel=2,
+            )
+        else:
+            parameters[name] = value
     if parameters:
-        checkpoint["hparams_name"] = "kwargs"
+        checkpoint["hparams_name"] = getattr(module, "_hparams_name", None) or "kwargs"
         checkpoint["hyper_parameters"] = parameters
     if hasattr(module, "on_save_checkpoint"):
         module.on_save_checkpoint(checkpoint)

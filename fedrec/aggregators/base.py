@@ -19,7 +19,7 @@ class Aggregator(Component, ABC):
     r"""Turns the updates of a round's clients into one.
 
     Calling the rule checks its input, then calls `aggregate`, the one method to write. The server
-    then does $w \leftarrow w - \mathrm{server\_lr} \cdot \mathrm{aggregate}$.
+    then does $w \leftarrow w - \eta A$, with $\eta$ its learning rate and $A$ the result.
 
     Shape:
         - `updates`: $(m, d)$, one client update per row.
@@ -27,8 +27,9 @@ class Aggregator(Component, ABC):
         - Output: $(d,)$, dtype and device of `updates`.
 
     Raises:
-        ShapeError: If a shape or dtype does not fit.
-        AggregationError: If an update is not finite, or the rule cannot work with $m$ clients.
+        ShapeError: If a shape or dtype does not fit, that of the result included.
+        AggregationError: If an update is not finite, the rule cannot work with $m$ clients, or it
+            changes `updates`.
 
     Examples:
         >>> class Largest(Aggregator):
@@ -54,7 +55,7 @@ class Aggregator(Component, ABC):
             ctx: The round, where there is one.
 
         Returns:
-            Shape $(d,)$.
+            Shape $(d,)$, dtype and device of `updates`.
         """
 
     def check_cohort(self, num_clients: int) -> None:
@@ -85,7 +86,7 @@ class Aggregator(Component, ABC):
         client_weights: Tensor | None = None,
         ctx: RoundContext | None = None,
     ) -> Tensor:
-        """Check the input, then aggregate."""
+        """Check the input, aggregate, check the result."""
         if updates.ndim != 2 or updates.shape[0] == 0 or updates.shape[1] == 0:
             raise ShapeError(
                 "Expected `updates` to have shape (m, d) with m, d >= 1, "
@@ -105,11 +106,24 @@ class Aggregator(Component, ABC):
                     'HINT: `on_bad_update="drop"` leaves such clients out.'
                 )
         self.check_cohort(updates.shape[0])
+        version = _version(updates)
         result = self.aggregate(updates, client_weights, ctx)
+        rule = f"{type(self).__name__}.aggregate"
         if result.shape != updates.shape[1:]:
             raise ShapeError(
-                f"Expected {type(self).__name__}.aggregate to return shape "
-                f"{tuple(updates.shape[1:])}, but got {tuple(result.shape)}."
+                f"Expected {rule} to return shape {tuple(updates.shape[1:])}, "
+                f"but got {tuple(result.shape)}."
+            )
+        if result.dtype != updates.dtype:
+            raise ShapeError(
+                f"Expected {rule} to return {updates.dtype}, the dtype of `updates`, "
+                f"but got {result.dtype}."
+            )
+        # The history stores these very tensors afterwards.
+        if _version(updates) != version:
+            raise AggregationError(
+                f"Expected {rule} to leave `updates` as they are, but it changed them in place. "
+                "HINT: work on `updates.clone()`."
             )
         return result
 
@@ -126,3 +140,8 @@ class Aggregator(Component, ABC):
                 "Expected `client_weights` to be non-negative with a positive finite sum, "
                 f"but got {client_weights.tolist()}."
             )
+
+
+def _version(tensor: Tensor) -> int | None:
+    """Return a number that every change in place increases; inference tensors have none."""
+    return None if tensor.is_inference() else tensor._version

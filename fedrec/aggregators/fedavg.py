@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedrec.aggregators.base import Aggregator
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.functional.weighted_mean import weighted_mean
+from fedrec.functional.means import weighted_mean
 from fedrec.types import RoundContext
 
 __all__ = ["FedAvg"]

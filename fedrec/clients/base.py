@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
@@ -50,6 +51,13 @@ class Client(ABC):
         Returns:
             The pseudo-gradient, shape $(d,)$, and what goes with it.
         """
+
+    def training_args(self) -> dict[str, Any]:
+        """Return what a recording has to remember about local training, by name.
+
+        A recovery that replays batches has to train the same way.
+        """
+        return {}
 
     def num_local_steps(self, ctx: RoundContext) -> int:
         """Return how many optimiser steps `local_update` takes in this round (for the ledger)."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from fedrec._checks import check_float, check_int
 from fedrec.clients.base import Client
@@ -18,8 +18,9 @@ from fedrec.clients.local import (
     as_number,
     batch_indices,
     capture_logs,
-    loss_of,
+    random_numbers,
     take,
+    training_step,
 )
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
@@ -38,8 +39,9 @@ class LightningClient(Client):
     optimiser is fresh in every round. Learning-rate schedulers step within the round (each local
     step with `interval="step"`, each local epoch otherwise).
 
-    The batches of a round are a function of (seed, round, client), so a recovery replays those of
-    the recording.
+    The batches of a round, and whatever torch draws during training (dropout, augmentation), are a
+    function of (seed, round, client), so a recovery replays those of the recording. As in
+    Lightning, the module trains in the `train` or `eval` mode it was handed over in.
 
     Args:
         client_id: Unique name.
@@ -99,7 +101,16 @@ class LightningClient(Client):
             check_int("local_epochs", local_epochs, minimum=1)
         if local_lr is not None:
             check_float("local_lr", local_lr, minimum=0, open_minimum=True)
-        num_samples = len(dataset)  # type: ignore[arg-type]
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise ConfigurationError(
+                expected(
+                    "dataset",
+                    "a map-style data set (with __len__ and __getitem__)",
+                    type(dataset).__name__,
+                    hint="batches are drawn by index; put the samples into a list or tensors.",
+                )
+            )
+        num_samples = len(dataset)
         if num_samples == 0:
             raise ConfigurationError(
                 f"Client {client_id!r} has no data. HINT: use fewer clients or another partition."
@@ -127,12 +138,17 @@ class LightningClient(Client):
             seed=ctx.seed,
             round=ctx.round,
             client_id=self.client_id,
-            num_samples=len(self.dataset),  # type: ignore[arg-type]
+            num_samples=len(self.dataset),
             batch_size=self.batch_size,
             local_steps=steps,
             local_epochs=epochs,
             purpose="batch" if ctx.batch_policy == "replay" else "batch-fresh",
         )
+
+    def training_args(self) -> dict[str, Any]:
+        """Return the arguments of local training by name."""
+        names = ("batch_size", "local_steps", "local_epochs", "local_lr")
+        return {name: getattr(self, name) for name in names}
 
     def num_local_steps(self, ctx: RoundContext) -> int:
         """Return the number of mini-batches of this round."""
@@ -140,7 +156,7 @@ class LightningClient(Client):
             return ctx.work.local_steps
         if self.local_epochs is None:
             return self.local_steps or 1
-        size = len(self.dataset)  # type: ignore[arg-type]
+        size = len(self.dataset)
         return self.local_epochs * math.ceil(size / min(self.batch_size or size, size))
 
     def ends_epoch(self, step: int, num_steps: int) -> bool:
@@ -154,15 +170,18 @@ class LightningClient(Client):
         layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
-        module.train()
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        optimizer = LocalOptimizer(module, self.local_lr)
         batches = self.batches(ctx)
-        direct = len(batches) == 1 and optimizer.is_plain_sgd
-        if not direct:
-            optimizer.adopt(parameters)
         update = torch.zeros_like(global_weights)
-        with capture_logs(module, len(batches)) as logs, torch.enable_grad():
+        with (
+            random_numbers(ctx, self.client_id),
+            capture_logs(module, len(batches)) as logs,
+            torch.enable_grad(),
+        ):
+            optimizer = LocalOptimizer(module, self.local_lr)
+            direct = len(batches) == 1 and optimizer.is_plain_sgd
+            if not direct:
+                optimizer.adopt(parameters)
             for step, indices in enumerate(batches):
                 gradients = self._gradients(
                     parameters, take(self.dataset, indices, ctx.device), step, ctx
@@ -194,7 +213,7 @@ class LightningClient(Client):
         self, parameters: dict[str, nn.Parameter], batch: Any, step: int, ctx: RoundContext
     ) -> dict[str, Tensor] | None:
         with ctx.autocast():
-            loss = loss_of(self.module.training_step(batch, step), self.module)
+            loss = training_step(self.module, batch, step)
         if loss is None:
             return None
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedrec.exceptions import ConfigurationError, FedrecError
-from fedrec.random import numpy_generator
+from fedrec.random import key, numpy_generator
+from fedrec.types import RoundContext
 
 __all__ = [
     "LocalOptimizer",
@@ -24,7 +27,9 @@ __all__ = [
     "capture_logs",
     "loss_of",
     "mean_logs",
+    "random_numbers",
     "take",
+    "training_step",
 ]
 
 
@@ -79,7 +84,7 @@ def batch_indices(
 
 def take(dataset: Dataset[Any], indices: np.ndarray, device: torch.device) -> Any:
     """Return the collated samples at these indices, on the device."""
-    if isinstance(dataset, TensorDataset):
+    if type(dataset) is TensorDataset:  # a subclass may transform in __getitem__
         index = torch.from_numpy(indices)
         return tuple(t[index.to(t.device)].to(device) for t in dataset.tensors)
     batch = default_collate([dataset[int(i)] for i in indices])
@@ -94,6 +99,36 @@ def _to(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return tuple(_to(v, device) for v in batch)
     return batch
+
+
+def training_step(module: Any, batch: Any, step: int) -> Tensor | None:
+    """Call the module's `training_step`, with or without a batch index, and return its loss."""
+    positional = _number_of_arguments(type(module).training_step)
+    output = module.training_step(batch, step) if positional > 1 else module.training_step(batch)
+    return loss_of(output, module)
+
+
+@lru_cache
+def _number_of_arguments(method: Any) -> float:
+    """Count the positional arguments of a method after `self`."""
+    kinds = [p.kind for p in inspect.signature(method).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return math.inf
+    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return sum(kind not in keyword for kind in kinds) - 1
+
+
+@contextmanager
+def random_numbers(ctx: RoundContext, client_id: str) -> Iterator[None]:
+    """Make what local training draws from torch (dropout, augmentation) a function of the round.
+
+    The generators are left as they were found.
+    """
+    purpose = "training" if ctx.batch_policy == "replay" else "training-fresh"
+    devices = [] if ctx.device.type == "cpu" else [ctx.device]
+    with torch.random.fork_rng(devices=devices, device_type=ctx.device.type if devices else "cuda"):
+        torch.manual_seed(key(ctx.seed, purpose, ctx.round, client_id) & (2**63 - 1))
+        yield
 
 
 def loss_of(output: Any, module: nn.Module) -> Tensor | None:
@@ -188,6 +223,17 @@ class LocalOptimizer:
             )
         self.local_lr = local_lr
         by_identity = {id(p): n for n, p in module.named_parameters()}
+        foreign = [
+            tuple(p.shape)
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if id(p) not in by_identity
+        ]
+        if foreign:
+            raise ConfigurationError(
+                f"The optimizer of {self.name} has parameters of shapes {foreign} that are not the "
+                "module's. HINT: pass it `self.parameters()`, or make them attributes of it."
+            )
         self.groups = [
             [by_identity[id(p)] for p in group["params"] if p.requires_grad]
             for group in self.optimizer.param_groups

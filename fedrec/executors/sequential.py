@@ -42,7 +42,7 @@ class SequentialExecutor(Executor):
             except Exception as error:
                 error.add_note(f"while client {client.client_id!r} trained in round {ctx.round}")
                 raise
-            reason = _objection(sent, global_weights.shape)
+            reason = _objection(sent, client, global_weights.shape)
             if reason is not None:
                 refused[client.client_id] = reason
                 continue
@@ -62,7 +62,7 @@ class SequentialExecutor(Executor):
         )
 
 
-def _objection(sent: object, shape: torch.Size) -> str | None:
+def _objection(sent: object, client: Client, shape: torch.Size) -> str | None:
     """Say why what a client sent cannot be a row of the updates, or `None`."""
     if not isinstance(sent, ClientUpdate):
         return f"expected a ClientUpdate, but got {type(sent).__name__}"
@@ -71,6 +71,7 @@ def _objection(sent: object, shape: torch.Size) -> str | None:
         return "expected a floating-point tensor"
     if update.shape != shape:
         return f"expected an update of shape {tuple(shape)}, but got {tuple(update.shape)}"
-    if sent.num_samples < 1:
-        return f"expected num_samples to be at least 1, but got {sent.num_samples}"
+    # Its weight in the aggregate is what it joined with, not what it says in a round.
+    if sent.num_samples != client.num_samples:
+        return f"expected num_samples={client.num_samples}, but got {sent.num_samples}"
     return None

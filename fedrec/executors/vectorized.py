@@ -9,14 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.data import TensorDataset
 
 from fedrec._checks import check_int
 from fedrec.clients.base import Client
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import LocalOptimizer, as_number, capture_logs, loss_of, take
+from fedrec.clients.local import (
+    LocalOptimizer,
+    as_number,
+    capture_logs,
+    random_numbers,
+    take,
+    training_step,
+)
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
 from fedrec.executors.sequential import SequentialExecutor
+from fedrec.parameters import keeps_running_statistics
 from fedrec.types import CohortUpdates, RoundContext
 
 __all__ = ["VectorizedExecutor", "why_sequential"]
@@ -40,15 +49,14 @@ def why_sequential(clients: Sequence[Client]) -> str | None:
     lightning = [c for c in clients if isinstance(c, LightningClient)]
     module = lightning[0].module
     for client in lightning:
-        same = client.module is module or repr(client.module) == repr(module)
-        if not same or type(client.module) is not type(module):
-            return f"clients {first.client_id!r} and {client.client_id!r} differ in architecture"
+        if client.module is not module:
+            return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
     if len({(c.local_steps, c.local_epochs, c.local_lr) for c in lightning}) > 1:
         return "clients differ in local_steps, local_epochs or local_lr"
     for layer in module.modules():
-        if isinstance(layer, _RANDOM):
+        if isinstance(layer, _RANDOM) and layer.training:
             return f"{type(layer).__name__} draws random numbers"
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+        if keeps_running_statistics(layer):
             return f"{type(layer).__name__} changes its buffers"
     if not LocalOptimizer(module, lightning[0].local_lr).is_elementwise:
         return "the optimizer does not work elementwise"
@@ -63,15 +71,19 @@ class _TrainingStep(nn.Module):
         self.module = module
 
     def forward(self, batch: Any, step: int) -> Any:
-        return self.module.training_step(batch, step)
+        loss = training_step(self.module, batch, step)
+        if loss is None:
+            raise TypeError("training_step returned None")
+        return loss
 
 
 class VectorizedExecutor(Executor):
-    """Computes the updates of LightningClients that share an architecture with `torch.func.vmap`.
+    """Computes the updates of LightningClients that share a module with `torch.func.vmap`.
 
     Where that is impossible, clients are asked one after another, with one warning that says why:
-    clients or modules that differ, layers that draw random numbers (dropout) or keep running
-    statistics, an optimiser that is not elementwise, or a `training_step` that `vmap` refuses.
+    clients with other settings or modules of their own, layers that draw random numbers (dropout)
+    or keep running statistics, an optimiser that is not elementwise, or a `training_step` that
+    `vmap` refuses.
     Whether `vmap` works is tried on two clients before the first round; their updates must agree
     with the sequential ones.
 
@@ -179,25 +191,24 @@ class VectorizedExecutor(Executor):
         """Train clients with equal batch sizes; return updates (c, d) and logged values (c,)."""
         module, layout = clients[0].module, ctx.layout
         layout.load(module, global_weights)
-        module.train()
-        optimizer = LocalOptimizer(module, clients[0].local_lr)
+        if ctx.buffers is not None:
+            layout.load_buffers(module, ctx.buffers)
         out = torch.zeros(len(clients), global_weights.numel(), device=ctx.device)
         num_steps = len(batches[0])
-        shared = num_steps == 1 and optimizer.is_plain_sgd
+        samples = [_samples(c, steps, ctx) for c, steps in zip(clients, batches, strict=True)]
         parameters = layout.unflatten(global_weights)
-        if not shared:
-            parameters = {
-                n: p.expand(len(clients), *p.shape).clone() for n, p in parameters.items()
-            }
-            optimizer.adopt(parameters)
         logged: dict[str, Tensor] = {}
         with capture_logs(module, num_steps) as logs:
+            optimizer = LocalOptimizer(module, clients[0].local_lr)
+            shared = num_steps == 1 and optimizer.is_plain_sgd
+            if not shared:
+                parameters = {
+                    n: p.expand(len(clients), *p.shape).clone() for n, p in parameters.items()
+                }
+                optimizer.adopt(parameters)
             gradient = _per_client_gradient(module, logs, shared)
             for step in range(num_steps):
-                parts = [
-                    take(c.dataset, steps[step], ctx.device)
-                    for c, steps in zip(clients, batches, strict=True)
-                ]
+                parts = [taken[step] for taken in samples]
                 batch = torch.utils._pytree.tree_map(lambda *xs: torch.stack(xs), *parts)
                 with ctx.autocast():
                     gradients, logged = gradient(parameters, batch, step)
@@ -209,6 +220,14 @@ class VectorizedExecutor(Executor):
         return layout.flatten_dict(optimizer.total, out), logged
 
 
+def _samples(client: LightningClient, steps: Sequence[Any], ctx: RoundContext) -> list[Any]:
+    """Return the batch of each local step, drawing the random numbers a sequential client draws."""
+    if type(client.dataset) is TensorDataset:
+        return [take(client.dataset, indices, ctx.device) for indices in steps]
+    with random_numbers(ctx, client.client_id):
+        return [take(client.dataset, indices, ctx.device) for indices in steps]
+
+
 def _per_client_gradient(
     module: Any, logs: dict[str, Any], shared: bool
 ) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
@@ -217,9 +236,7 @@ def _per_client_gradient(
     def loss(parameters: dict[str, Tensor], batch: Any, step: int) -> tuple[Tensor, dict[str, Any]]:
         logs.clear()
         named = {f"module.{n}": p for n, p in parameters.items()}
-        value = loss_of(functional_call(call, named, (batch, step)), module)
-        if value is None:
-            raise TypeError("training_step returned None")
+        value: Tensor = functional_call(call, named, (batch, step))
         found = {n: torch.as_tensor(v).float() for n, v in logs.items()}
         logs.clear()
         return value, found

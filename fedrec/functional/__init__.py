@@ -3,9 +3,9 @@
 from fedrec.functional.backdoor import every_kth_feature, pixel_pattern
 from fedrec.functional.fldetector import consistency_scores, gap_statistic
 from fedrec.functional.lbfgs import lbfgs_hvp
+from fedrec.functional.means import weighted_mean
 from fedrec.functional.order_statistics import coordinate_median, trimmed_mean
-from fedrec.functional.trim_attack import trim_attack
-from fedrec.functional.weighted_mean import weighted_mean
+from fedrec.functional.trim import trim_attack
 
 __all__ = [
     "consistency_scores",

@@ -24,10 +24,13 @@ def consistency_scores(previous: Tensor, updates: Tensor, hvp: Tensor) -> Tensor
     $$\hat g_i^t = g_i^{t-1} + \hat H (w_t - w_{t-1}), \qquad
     d_i = \frac{\lVert \hat g_i^t - g_i^t \rVert_2}{\sum_k \lVert \hat g_k^t - g_k^t \rVert_2}$$
 
+    Finite input gives finite scores: a client that sends entries so large that the norm overflows
+    gets nearly all of the sum.
+
     Args:
-        previous: The clients' updates of the round before, shape $(m, d)$.
-        updates: Their updates of this round, in the same order, shape $(m, d)$.
-        hvp: $\hat H (w_t - w_{t-1})$, the same for all clients, shape $(d,)$.
+        previous: The clients' updates of the round before, shape $(m, d)$, finite.
+        updates: Their updates of this round, in the same order, shape $(m, d)$, finite.
+        hvp: $\hat H (w_t - w_{t-1})$, the same for all clients, shape $(d,)$, finite.
 
     Returns:
         $d_i$ of shape $(m,)$, float64, on the CPU; $1/m$ each if all distances are zero. They do
@@ -48,8 +51,24 @@ def consistency_scores(previous: Tensor, updates: Tensor, hvp: Tensor) -> Tensor
         for old, new in zip(previous, updates, strict=True)
     ]
     distances = torch.stack(rows).cpu().double()
+    if not math.isfinite(sum(distances.tolist())):
+        distances = _scaled_distances(previous, updates, hvp)
     total = math.fsum(distances.tolist())
     return distances / total if total > 0 else torch.full_like(distances, 1 / len(rows))
+
+
+def _scaled_distances(previous: Tensor, updates: Tensor, hvp: Tensor) -> Tensor:
+    """Return the distances in units of the largest entry, which neither overflow nor need to.
+
+    In float64, which only the CPU is sure to have.
+    """
+    unit = max(float(torch.linalg.vector_norm(x, ord=math.inf)) for x in (previous, updates, hvp))
+    shift = hvp.cpu().double() / unit
+    rows = [
+        torch.linalg.vector_norm(new.cpu().double() / unit - old.cpu().double() / unit - shift)
+        for old, new in zip(previous, updates, strict=True)
+    ]
+    return torch.stack(rows)
 
 
 def _dispersions(values: np.ndarray, max_clusters: int) -> np.ndarray:

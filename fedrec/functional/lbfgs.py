@@ -36,13 +36,18 @@ def _middle(sy: Tensor, ss: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tens
 def condition_number(sy: Tensor, ss: Tensor, valid: Tensor) -> Tensor:
     """Return the 2-norm condition number of each scaled middle matrix, shape (c,).
 
+    It is infinite where a dot product, or what is made of it, is not finite.
+
     Args:
         sy: As in `middle_inverse`.
         ss: As in `middle_inverse`.
         valid: As in `middle_inverse`.
     """
-    values: Tensor = torch.linalg.svdvals(_middle(sy, ss, valid)[1])
-    return values[:, 0] / values[:, -1]
+    middle = _middle(sy, ss, valid)[1]
+    # LAPACK prints to the terminal, and then fails for all, if one matrix is not finite.
+    finite = torch.isfinite(middle).all(dim=2).all(dim=1)
+    values = torch.linalg.svdvals(torch.where(finite[:, None, None], middle, 0.0))
+    return torch.where(finite, values[:, 0] / values[:, -1], torch.inf)
 
 
 def middle_inverse(sy: Tensor, ss: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,9 +91,10 @@ def lbfgs_hvp(delta_w: Tensor, delta_g: Tensor, v: Tensor, valid: Tensor | None 
     with $S$ the global-model differences, $Y$ the model-update differences, $D$ the diagonal and
     $L$ the strictly lower part of $S^\top Y$, and $\sigma$ from the last pair. It equals the matrix
     of the BFGS recursion started at $\sigma I$; in particular the last pair satisfies
-    $\tilde H s = y$. Dot products are taken in the dtype of the input, the $2s \times 2s$ systems
-    are solved in float64. (The paper prints $\sigma$ with index $b_{s-1}$ and does not say that $L$
-    leaves the diagonal out; the secant equation holds only as stated here.)
+    $\tilde H s = y$. Dot products are taken in the dtype and on the device of the input, the
+    $2s \times 2s$ systems are always solved in float64 on the CPU. (The paper prints $\sigma$ with
+    index $b_{s-1}$ and does not say that $L$ leaves the diagonal out; the secant equation holds
+    only as stated here.)
 
     Args:
         delta_w: Global-model differences from oldest to newest, shape $(s, d)$, or $(c, s, d)$ if
@@ -99,7 +105,8 @@ def lbfgs_hvp(delta_w: Tensor, delta_g: Tensor, v: Tensor, valid: Tensor | None 
             gets zeros.
 
     Returns:
-        Shape $(c, d)$. Rows with a singular system are non-finite.
+        Shape $(c, d)$. Rows with a singular system, or with dot products that overflow, are
+        non-finite.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -119,13 +126,14 @@ def lbfgs_hvp(delta_w: Tensor, delta_g: Tensor, v: Tensor, valid: Tensor | None 
             f"`delta_g` of shape {(c, s, d)}, but got {tuple(delta_w.shape)} and {tuple(v.shape)}."
         )
     if valid is None:
-        valid = torch.ones(c, s, dtype=torch.bool, device=delta_g.device)
-    sy = (delta_w @ delta_g.mT).double()
-    ss = (delta_w @ delta_w.mT).double().expand(c, s, s)
-    sigma, inverse = middle_inverse(sy, ss, valid)
-    sv = (delta_w @ v).double().expand(c, s)
-    rhs = torch.cat([(delta_g @ v).double(), sv], dim=1)
-    p = (inverse @ rhs[:, :, None]).to(v.dtype)
-    product = sigma.to(v.dtype)[:, None] * v
+        valid = torch.ones(c, s, dtype=torch.bool)
+    # To the CPU first: some devices have no float64.
+    sy = (delta_w @ delta_g.mT).cpu().double()
+    ss = (delta_w @ delta_w.mT).cpu().double().expand(c, s, s)
+    sigma, inverse = middle_inverse(sy, ss, valid.cpu())
+    sv = (delta_w @ v).cpu().double().expand(c, s)
+    rhs = torch.cat([(delta_g @ v).cpu().double(), sv], dim=1)
+    p = (inverse @ rhs[:, :, None]).to(v.dtype).to(v.device)
+    product = sigma.to(v.dtype).to(v.device)[:, None] * v
     product = product - (p[:, :s].mT @ delta_g)[:, 0]
     return product - (p[:, s:].mT @ delta_w)[:, 0]

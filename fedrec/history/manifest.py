@@ -32,6 +32,8 @@ class Manifest:
         max_rounds: Number of rounds $T$ the recording is meant to have.
         sampler: `Component.spec` of the client sampler, or `None` if all clients always took part.
         attack: `Component.spec` of the attack, or `None`.
+        training: Arguments of local training by client id; under "*" where all have the same.
+        on_bad_update: What was done about unusable updates, `"raise"` or `"drop"`.
         execution: The execution plan: executor, threads, device, precision.
         recipe: The resolved recipe, or `None`.
         versions: Versions of fedrec, torch and others, by name.
@@ -52,6 +54,8 @@ class Manifest:
     malicious: tuple[str, ...] = ()
     sampler: Mapping[str, Any] | None = None
     attack: Mapping[str, Any] | None = None
+    training: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    on_bad_update: str = "raise"
     execution: Mapping[str, Any] = field(default_factory=dict)
     recipe: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)

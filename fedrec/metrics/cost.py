@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from array import array
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedrec._checks import check_int
+from fedrec.checkpoint import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["REASONS", "CostEntry", "CostLedger"]
@@ -161,13 +163,11 @@ class CostLedger:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one line per entry, in order, under a line with the names of the columns."""
-        path = Path(path)
-        draft = path.with_name(f"{path.name}.tmp")
-        with draft.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(CostEntry._fields)
-            writer.writerows(self.entries)
-        draft.replace(path)  # so that a reader never sees half of it
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(CostEntry._fields)
+        writer.writerows(self.entries)
+        write_atomically(Path(path), text.getvalue().encode())
 
     @classmethod
     def from_csv(cls, path: str | os.PathLike[str], num_rounds: Mapping[str, int]) -> CostLedger:

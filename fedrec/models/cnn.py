@@ -72,7 +72,8 @@ class CNN(Classifier):
         )
         self.initialize()
         # Convolutions and pooling on a CPU take half the time in this memory format.
-        self.layers.to(memory_format=torch.channels_last)
+        for layer in self.layers:
+            layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of a batch."""

@@ -191,8 +191,8 @@ class FedRecover(ReplayRecoverer):
         ctx: RecoveryContext,
     ) -> CohortUpdates:
         """Replace abnormal and missing estimates by exact updates."""
-        keep = ~missing
-        self._estimated += int((keep & ~abnormal).sum())
+        keep = ~(missing | abnormal)
+        self._estimated += int(keep.sum())
         for reason, mask in (("abnormality", abnormal), ("fallback", missing)):
             ids = [c for c, asked in zip(ctx.client_ids, mask.tolist(), strict=True) if asked]
             if not ids:

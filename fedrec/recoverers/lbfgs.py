@@ -13,7 +13,7 @@ __all__ = ["PairedBuffer", "PaperBuffer"]
 
 # A pair with s.y <= CURVATURE |s|^2 says nothing about a positive definite Hessian.
 CURVATURE = 1e-8
-# Beyond this condition number the oldest pair is left out.
+# Beyond this condition number, infinity included, the oldest pair is left out.
 MAX_CONDITION = 1e10
 
 
@@ -21,7 +21,8 @@ class PairedBuffer:
     r"""The last $s$ usable pairs $(\Delta w_t, \Delta g_t^i)$ of each client.
 
     Both halves of a pair come from the same round, so the secant equation holds for the newest one.
-    A pair without positive curvature is not taken. Dot products between pairs are computed once, at
+    A pair without positive curvature is not taken, and pairs whose dot products overflow are not
+    used together. Dot products between pairs are computed once, at
     the push; the $2s \times 2s$ systems are inverted once per change.
 
     Args:
@@ -58,7 +59,7 @@ class PairedBuffer:
             everyone: Whether all clients of the round push (of no importance here).
         """
         ww = float(delta_w @ delta_w)
-        curvature = (delta_g @ delta_w).double().cpu()
+        curvature = (delta_g @ delta_w).cpu().double()
         keep = (curvature > CURVATURE * ww) & bool(0 < ww < float("inf"))
         keep &= torch.isfinite(curvature)
         self.skipped += int((~keep).sum())
@@ -74,11 +75,11 @@ class PairedBuffer:
         self.slot[rows, column] = place
         self.stamp[rows, column] = round
         # New row and new column of S^T Y; every other entry is as before.
-        with_pool = (delta_g @ self.pool.T).double().cpu()
+        with_pool = (delta_g @ self.pool.T).cpu().double()
         self.sy[rows, :, column] = with_pool.gather(1, self.slot[rows])
         at = rows.to(delta_g.device)
         theirs = self.delta_g if len(rows) == len(self.delta_g) else self.delta_g[at]
-        self.sy[rows, column, :] = (theirs @ delta_w).double().cpu()
+        self.sy[rows, column, :] = (theirs @ delta_w).cpu().double()
         self._solved = None
 
     def _place(self, delta_w: Tensor) -> int:
@@ -88,13 +89,13 @@ class PairedBuffer:
             self.pool = torch.cat([self.pool, delta_w[None]])
             self.gram = torch.nn.functional.pad(self.gram, (0, 1, 0, 1))
         self.pool[free] = delta_w
-        products = (self.pool @ delta_w).double().cpu()
+        products = (self.pool @ delta_w).cpu().double()
         self.gram[free, :] = products
         self.gram[:, free] = products
         return free
 
     def _solve(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return sigma (c,), the inverse (c, 2s, 2s) in storage order, and has-a-pair (c,)."""
+        """Return sigma (c,), and in storage order the inverse (c, 2s, 2s) and used pairs (c, s)."""
         if self._solved is not None:
             return self._solved
         c, s = self.stamp.shape
@@ -107,7 +108,7 @@ class PairedBuffer:
         if len(self.pool):
             ss = self.gram[slot[:, :, None], slot[:, None, :]]
         while True:
-            bad = (condition_number(sy, ss, valid) > MAX_CONDITION) & (valid.sum(dim=1) > 1)
+            bad = condition_number(sy, ss, valid) > MAX_CONDITION  # without a pair it is 1
             if not bool(bad.any()):
                 break
             oldest = valid.int().argmax(dim=1)
@@ -116,7 +117,8 @@ class PairedBuffer:
         both = torch.cat([order, order + s], dim=1)
         stored = torch.empty_like(inverse)
         stored[client, both[:, :, None], both[:, None, :]] = inverse
-        self._solved = sigma, stored, valid.any(dim=1)
+        used = torch.empty_like(valid).scatter_(1, order, valid)
+        self._solved = sigma, stored, used
         return self._solved
 
     def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,25 +133,27 @@ class PairedBuffer:
             Estimated updates, shape $(k, d)$, and who has a pair at all, shape $(k,)$, bool. A
             client without one gets its historical update.
         """
-        sigma, inverse, usable = self._solve()
+        sigma, inverse, used = self._solve()
         c, s, d = self.delta_g.shape
         everyone = len(rows) == c and bool((rows == torch.arange(c)).all())
         delta_g = self.delta_g if everyone else self.delta_g[rows.to(self.delta_g.device)]
-        gv = (delta_g.reshape(-1, d) @ v).reshape(-1, s).double().cpu()
-        pool_v = (self.pool @ v).double().cpu()
+        gv = (delta_g.reshape(-1, d) @ v).reshape(-1, s).cpu().double()
+        pool_v = (self.pool @ v).cpu().double()
         slot = self.slot[rows]
         sv = pool_v[slot] if len(pool_v) else torch.zeros_like(gv)
-        p = (inverse[rows] @ torch.cat([gv, sv], dim=1)[:, :, None])[:, :, 0]
+        # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
+        right = torch.where(used[rows].repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
+        p = (inverse[rows] @ right[:, :, None])[:, :, 0]
         # One coefficient for v and one per distinct model difference: a single matrix product.
         shared = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
         shared[:, 0] = sigma[rows]
         if len(self.pool):
             shared[:, 1:].scatter_add_(1, slot, -p[:, s:])
         basis = torch.cat([v[None], self.pool])
-        estimates = torch.addmm(updates, shared.to(updates), basis)
-        own = (-p[:, :s]).to(updates)
+        estimates = torch.addmm(updates, shared.to(updates.dtype).to(updates.device), basis)
+        own = (-p[:, :s]).to(updates.dtype).to(updates.device)
         estimates[:, None].baddbmm_(own[:, None], delta_g)
-        return estimates, usable[rows]
+        return estimates, used[rows].any(dim=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
@@ -206,7 +210,7 @@ class PaperBuffer:
         filled = torch.minimum(self.count_g[rows], torch.tensor(self.count_w))
         valid = torch.arange(s)[None] >= s - filled[:, None]
         at = rows.to(updates.device)
-        product = lbfgs_hvp(self.delta_w, self.delta_g[at], v, valid.to(updates.device))
+        product = lbfgs_hvp(self.delta_w, self.delta_g[at], v, valid)
         return updates + product, filled > 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,10 +13,18 @@ from torch.utils.data import TensorDataset
 
 from fedrec import Attack, Callback, ClientSampler, FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg, Median
+from fedrec.attacks import BackdoorAttack, TrimAttack
 from fedrec.data import Digits
 from fedrec.detectors import KnownMalicious
-from fedrec.exceptions import ConfigurationError, HistoryFormatError, RecoveryError, UpdateError
-from fedrec.history import MemoryHistory
+from fedrec.exceptions import (
+    AggregationError,
+    ConfigurationError,
+    FedrecWarning,
+    HistoryFormatError,
+    RecoveryError,
+    UpdateError,
+)
+from fedrec.history import LMDBHistory, MemoryHistory
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, HistoricalOnly, ReplayRecoverer, TrainFromScratch
 from fedrec.testing.problems import QuadraticClient, quadratic_federation
@@ -156,7 +164,7 @@ class Sick(QuadraticClient):
         sent = super().local_update(global_weights, ctx)
         if ctx.round < 2:
             return sent
-        return type(sent)(update=self.sends, num_samples=1)
+        return type(sent)(update=self.sends, num_samples=self.num_samples)
 
 
 def sick(sends: torch.Tensor) -> Federation:
@@ -203,6 +211,66 @@ def test_other_recordings_cannot_be_resumed() -> None:
         record(federation, history, loop=quiet(seed=1), resume=True)
     with pytest.raises(HistoryFormatError, match="4 parameters"):
         record(quadratic_federation(size=5), history, resume=True)
+
+
+def test_other_local_training_cannot_be_resumed_or_replayed() -> None:
+    _, history, _ = record(digits(malicious=1))
+    torch.manual_seed(0)
+    module = MLP(in_features=64, hidden=(8,))
+    other = Federation.from_data(Digits(num_clients=4), module, malicious=1, batch_size=5)
+    with pytest.raises(ConfigurationError, match=r"training: .*'batch_size': 8.* recorded"):
+        record(other, history, resume=True)
+    with pytest.raises(ConfigurationError, match=r"'batch_size': 8.* in the recording"):
+        quiet().recover(other, history, TrainFromScratch(), [])
+    quiet().recover(other, history, TrainFromScratch(), [], batch_policy="fresh")
+    honest = digits()
+    with pytest.raises(ConfigurationError, match=r"malicious=history\.manifest\.malicious"):
+        quiet().recover(honest, history, TrainFromScratch(), [], attack=Scale())
+
+
+def test_components_with_tuples_can_be_resumed(tmp_path: Path) -> None:
+    """A tuple is a list after it was stored as JSON."""
+    attack = BackdoorAttack(image_shape=(1, 8, 8))
+    federation = digits(malicious=1)
+    with LMDBHistory(tmp_path / "history") as history:
+        record(federation, history, rounds=2, attack=attack)
+    with LMDBHistory(tmp_path / "history") as history:
+        _, _, result = record(federation, history, rounds=2, attack=attack, resume=True)
+    assert result.rounds == 2
+
+
+def test_rules_with_memory_start_fresh_and_resume() -> None:
+    class Momentum(FedAvg):
+        def __init__(self, beta: float = 0.5) -> None:
+            super().__init__()
+            self.beta = beta
+            self.velocity = None
+
+        def aggregate(self, updates, client_weights=None, ctx=None):
+            mean = super().aggregate(updates, client_weights, ctx)
+            self.velocity = mean if self.velocity is None else self.beta * self.velocity + mean
+            return self.velocity
+
+        def state_dict(self):
+            return {"velocity": self.velocity}
+
+        def load_state_dict(self, state):
+            self.velocity = state["velocity"]
+
+    class Interrupt(Callback):
+        def on_round_end(self, loop, ctx, metrics):
+            if ctx.round == 3:
+                raise KeyboardInterrupt
+
+    rule = Momentum()
+    _, _, whole = record(aggregator=rule, rounds=8)
+    federation, history = quadratic_federation(), MemoryHistory()
+    with pytest.raises(KeyboardInterrupt):
+        record(federation, history, loop=quiet(callbacks=Interrupt()), aggregator=rule, rounds=8)
+    _, _, resumed = record(federation, history, aggregator=rule, rounds=8, resume=True)
+    assert torch.equal(resumed.global_weights, whole.global_weights)
+    again = quiet().recover(federation, history, TrainFromScratch(), [], aggregator=rule)
+    assert torch.equal(again.global_weights, whole.global_weights)
 
 
 def test_resuming_under_another_plan_is_refused() -> None:
@@ -267,6 +335,73 @@ def test_server_data_is_demanded_where_needed() -> None:
     federation, history, _ = record()
     with pytest.raises(ConfigurationError, match="server_data="):
         quiet().recover(federation, history, Needy(), federation.malicious)
+
+
+def test_diverging_training_stops_before_anything_useless_is_stored() -> None:
+    history = MemoryHistory()
+    with pytest.raises((AggregationError, UpdateError), match="lower"):
+        quiet().record(quadratic_federation(), FedAvg(), history, max_rounds=2000, server_lr=1e3)
+    assert 0 < len(history.rounds()) < 2000
+
+
+def test_one_bad_client_does_not_make_attackers_look_bad() -> None:
+    good = quadratic_federation(num_malicious=1)
+    clients = list(good.clients)
+    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, 2)
+    federation = Federation(clients, good.module, malicious=good.malicious)
+    attack = TrimAttack()
+    _, history, _ = record(federation, attack=attack, on_bad_update="drop")
+    assert list(history.read_round(4).refused) == ["q1"]
+    assert "q4" in history.read_round(4).client_ids
+
+
+def test_a_client_cannot_choose_its_own_weight() -> None:
+    class Greedy(QuadraticClient):
+        def local_update(self, global_weights, ctx):
+            sent = super().local_update(global_weights, ctx)
+            return type(sent)(update=sent.update, num_samples=10**6)
+
+    good = quadratic_federation(num_malicious=0)
+    clients = list(good.clients)
+    clients[0] = Greedy("q0", clients[0].hessian, clients[0].centre)
+    with pytest.raises(UpdateError, match=r"'q0': expected num_samples=1, but got 1000000"):
+        record(Federation(clients, good.module))
+
+
+def test_abnormal_estimates_are_not_used_when_the_client_cannot_answer() -> None:
+    """With `on_bad_update="drop"`, a client that should have been fixed is left out."""
+
+    class Failing(QuadraticClient):
+        def local_update(self, global_weights, ctx):
+            sent = super().local_update(global_weights, ctx)
+            if ctx.phase == "recover" and ctx.round == 4:
+                return type(sent)(update=torch.full((4,), float("nan")), num_samples=1)
+            return sent
+
+    good = quadratic_federation(num_malicious=1)
+    clients = list(good.clients)
+    clients[0] = Failing("q0", clients[0].hessian, clients[0].centre)
+    federation = Federation(clients, good.module, malicious=good.malicious)
+    _, history, _ = record(federation)
+    seen = []
+
+    class Watch(FedAvg):
+        def aggregate(self, updates, client_weights=None, ctx=None):
+            seen.append((ctx.round, ctx.client_ids))
+            return super().aggregate(updates, client_weights, ctx)
+
+    recoverer = FedRecover(
+        warmup_rounds=3, correction_period=None, final_rounds=0, abnormality_threshold=1e-6
+    )
+    quiet().recover(
+        federation, history, recoverer, ["q4"], aggregator=Watch(), on_bad_update="drop"
+    )
+    assert dict(seen)[4] == ("q1", "q2", "q3")
+
+
+def test_poisoning_needs_data_that_can_be_reached() -> None:
+    with pytest.raises(ConfigurationError, match="whose data fedrec cannot reach"):
+        record(quadratic_federation(), attack=BackdoorAttack())
 
 
 # -- participation, knowledge, buffers ----------------------------------------------------------
@@ -387,6 +522,48 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     again = loop.recover(federation, history, TrainFromScratch(), federation.malicious, resume=True)
     assert torch.equal(again.global_weights, result.global_weights)
     assert again.ledger.entries == result.ledger.entries
+
+
+def test_a_new_recovery_is_never_taken_for_an_earlier_one(tmp_path: Path) -> None:
+    class Interrupt(Callback):
+        def on_round_end(self, loop, ctx, metrics):
+            if ctx.round == 2:
+                raise KeyboardInterrupt
+
+    federation, history, _ = record()
+    whole = quiet(default_root_dir=tmp_path).recover(
+        federation, history, TrainFromScratch(), ["q4"]
+    )
+    loop = quiet(default_root_dir=tmp_path, callbacks=Interrupt())
+    for client in federation.clients:
+        client.rounds_asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        loop.recover(federation, history, TrainFromScratch(), ["q4"])
+    folder = tmp_path / "recover" / "TrainFromScratch"
+    assert not (folder / "model.ckpt").exists()
+    again = quiet(default_root_dir=tmp_path).recover(
+        federation, history, TrainFromScratch(), ["q4"], resume=True
+    )
+    assert torch.equal(again.global_weights, whole.global_weights)
+    assert federation.clients[0].rounds_asked == [0, 1, 2, *range(6)]
+
+
+def test_models_with_odd_hyperparameters_can_be_saved(tmp_path: Path) -> None:
+    class Odd(MLP):
+        def __init__(self, activate=torch.relu, hidden=(8,)):
+            super().__init__(in_features=64, hidden=hidden)
+            self.save_hyperparameters()
+
+    torch.manual_seed(0)
+    module = Odd(activate=lambda x: x)
+    federation = Federation.from_data(Digits(num_clients=3), module, batch_size=8)
+    loop = quiet(default_root_dir=tmp_path)
+    _, history, _ = record(federation, loop=loop, rounds=2)
+    with pytest.warns(FedrecWarning, match="'activate' of Odd cannot be pickled"):
+        result = loop.recover(federation, history, HistoricalOnly(), [])
+    path = tmp_path / "recover" / "HistoricalOnly" / "model.ckpt"
+    loaded = Odd.load_from_checkpoint(path, activate=torch.relu)
+    assert torch.equal(federation.layout.flatten(loaded), result.global_weights)
 
 
 def test_checkpoint_of_another_recovery_is_refused(tmp_path: Path) -> None:

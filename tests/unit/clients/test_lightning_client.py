@@ -5,7 +5,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fedrec import LightningClient
 from fedrec.clients.local import batch_indices
@@ -76,6 +76,20 @@ def ask(client: LightningClient, weights: torch.Tensor, **kwargs):
     return client.local_update(weights, ctx)
 
 
+def draw(**kwargs) -> list[np.ndarray]:
+    """Draw the batches of client `a` with ten samples in round 0."""
+    given = {
+        "seed": 0,
+        "round": 0,
+        "client_id": "a",
+        "num_samples": 10,
+        "batch_size": 4,
+        "local_steps": None,
+        "local_epochs": None,
+    }
+    return batch_indices(**{**given, **kwargs})
+
+
 def weights_of(module: nn.Module) -> torch.Tensor:
     torch.manual_seed(1)
     return 0.3 * torch.randn(ParameterVector(module).num_parameters)
@@ -106,15 +120,7 @@ def test_learning_rate_does_not_scale_one_step() -> None:
 def test_batch_is_the_keyed_draw() -> None:
     module, samples = Linear(), data()
     client, w = LightningClient("a", module, samples, batch_size=4), weights_of(module)
-    indices = batch_indices(
-        seed=5,
-        round=2,
-        client_id="a",
-        num_samples=10,
-        batch_size=4,
-        local_steps=1,
-        local_epochs=None,
-    )[0]
+    indices = draw(seed=5, round=2, local_steps=1)[0]
     assert len(set(indices.tolist())) == 4
     x, y = (t[indices].double().numpy() for t in samples.tensors)
     expected = gradient(module, w.double().numpy(), x, y)
@@ -137,15 +143,7 @@ def test_several_steps_return_what_was_subtracted_over_the_learning_rate(optimiz
     for name, value in layout.unflatten(w.double()).items():
         reference.get_parameter(name).data = value.clone()
     steps = reference.configure_optimizers()
-    batches = batch_indices(
-        seed=0,
-        round=0,
-        client_id="a",
-        num_samples=10,
-        batch_size=4,
-        local_steps=3,
-        local_epochs=None,
-    )
+    batches = draw(local_steps=3)
     for indices in batches:
         x, y = (t[indices].double() for t in samples.tensors)
         steps.zero_grad()
@@ -158,43 +156,19 @@ def test_several_steps_return_what_was_subtracted_over_the_learning_rate(optimiz
 
 
 def test_local_epochs_pass_over_all_samples() -> None:
-    batches = batch_indices(
-        seed=0,
-        round=0,
-        client_id="a",
-        num_samples=10,
-        batch_size=4,
-        local_steps=None,
-        local_epochs=2,
-    )
+    batches = draw(local_epochs=2)
     assert [len(b) for b in batches] == [4, 4, 2, 4, 4, 2]
     assert sorted(np.concatenate(batches[:3]).tolist()) == list(range(10))
 
 
 def test_several_steps_share_a_permutation_until_it_is_used_up() -> None:
-    batches = batch_indices(
-        seed=0,
-        round=0,
-        client_id="a",
-        num_samples=10,
-        batch_size=4,
-        local_steps=3,
-        local_epochs=None,
-    )
+    batches = draw(local_steps=3)
     assert len(set(np.concatenate(batches[:2]).tolist())) == 8
     assert len(set(batches[2].tolist())) == 4
 
 
 def test_batch_size_is_at_most_the_number_of_samples() -> None:
-    batches = batch_indices(
-        seed=0,
-        round=0,
-        client_id="a",
-        num_samples=3,
-        batch_size=32,
-        local_steps=2,
-        local_epochs=None,
-    )
+    batches = draw(num_samples=3, batch_size=32, local_steps=2)
     assert [b.tolist() for b in batches] == [[0, 1, 2], [0, 1, 2]]
 
 
@@ -283,3 +257,63 @@ def test_modules_that_cannot_train_are_refused() -> None:
         ask(LightningClient("a", Linear("lbfgs"), data()), torch.zeros(8))
     with pytest.raises(ConfigurationError, match="positive"):
         ask(LightningClient("a", Linear(lr=0.0), data()), torch.zeros(8))
+
+
+class Dropping(Linear):
+    """Draws random numbers in every step."""
+
+    def forward(self, x):
+        return self.layer(nn.functional.dropout(x, 0.5, training=self.training))
+
+
+def test_dropout_is_a_function_of_seed_round_and_client() -> None:
+    module = Dropping()
+    client, w = LightningClient("a", module, data()), weights_of(module)
+    first = ask(client, w, seed=1, round=2).update.clone()
+    torch.rand(7)  # somebody else draws
+    state = torch.get_rng_state()
+    assert torch.equal(first, ask(client, w, seed=1, round=2).update)
+    assert torch.equal(state, torch.get_rng_state()), "the global generator is left alone"
+    assert not torch.equal(first, ask(client, w, seed=1, round=3).update)
+    assert not torch.equal(
+        first, ask(LightningClient("b", module, data()), w, seed=1, round=2).update
+    )
+
+
+def test_module_trains_in_the_mode_it_was_handed_over_in() -> None:
+    module = Dropping().eval()
+    plain, w = Linear(), weights_of(module)
+    found = ask(LightningClient("a", module, data()), w).update
+    assert torch.equal(found, ask(LightningClient("a", plain, data()), w).update)
+    assert not module.training
+
+
+def test_training_step_without_a_batch_index_and_trainer_in_configure_optimizers() -> None:
+    class Short(Linear):
+        def training_step(self, batch):
+            return super().training_step(batch, 0)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1 * self.trainer.max_epochs)
+
+    w = weights_of(Short())
+    found = ask(LightningClient("a", Short(), data()), w).update
+    assert torch.equal(found, ask(LightningClient("a", Linear(), data()), w).update)
+
+
+def test_optimizers_over_foreign_parameters_are_refused() -> None:
+    class Foreign(Linear):
+        def configure_optimizers(self):
+            return torch.optim.SGD([*self.parameters(), nn.Parameter(torch.zeros(5))], lr=0.1)
+
+    with pytest.raises(ConfigurationError, match=r"shapes \[\(5,\)\]"):
+        ask(LightningClient("a", Foreign(), data()), torch.zeros(8))
+
+
+def test_iterable_data_sets_are_refused() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(ConfigurationError, match="map-style"):
+        LightningClient("a", Linear(), Stream())

@@ -116,9 +116,34 @@ def test_chunks_do_not_matter() -> None:
     assert relative(fast, slow) < 1e-5
 
 
-def test_clients_with_modules_of_their_own_work() -> None:
+def test_clients_with_modules_of_their_own_are_sequential() -> None:
+    """Equal layers do not make equal modules: a learning rate or a loss weight may differ."""
     made = [clients(Net(), batch_size=5)[i] for i in range(3)]
-    plan, fast, slow = both(made[0].module, made)
+    with pytest.warns(FedrecWarning, match="do not share a module"):
+        plan, fast, slow = both(made[0].module, made)
+    assert plan["path"] == "sequential"
+    assert torch.equal(fast.updates, slow.updates)
+
+
+def test_random_data_sets_draw_the_same_in_both() -> None:
+    class Noisy(TensorDataset):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return x + torch.randn_like(x), y
+
+    module = Net()
+    made = clients(module, batch_size=5, local_steps=2)
+    for client in made:
+        client.dataset = Noisy(*client.dataset.tensors)
+    plan, fast, slow = both(module, made)
+    assert plan["path"] == "vmap"
+    assert relative(fast, slow) < 1e-5
+
+
+def test_frozen_batchnorm_and_dropout_can_be_vectorised() -> None:
+    module = Net(extra=nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5)))
+    module.body[1].eval()
+    plan, fast, slow = both(module, clients(module, batch_size=5))
     assert plan["path"] == "vmap"
     assert relative(fast, slow) < 1e-5
 
