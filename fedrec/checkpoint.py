@@ -73,8 +73,8 @@ def load_state(path: Path) -> dict[str, Any]:
         HistoryCorruptedError: If the file is not a state, or is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
         state = json.loads(arrays.pop("__json__").tobytes().decode())
     except _DAMAGE as error:
         raise HistoryCorruptedError(

@@ -80,15 +80,17 @@ def evaluate(
     target = None if attack is None else attack.target_label
     asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
     has_other_labels = False
-    with torch.no_grad():
-        for x, y in _batches(dataset):
-            x, y = x.to(device), y.to(device)
-            ter.update(module(x), y)
-            if asr is not None and attack is not None and target is not None:
-                has_other_labels = has_other_labels or bool((y - target).any())
-                asr.update(module(attack.trigger(x)), y)
-    for part, mode in modes:
-        part.training = mode
+    try:
+        with torch.no_grad():
+            for x, y in _batches(dataset):
+                x, y = x.to(device), y.to(device)
+                ter.update(module(x), y)
+                if asr is not None and attack is not None and target is not None:
+                    has_other_labels = has_other_labels or bool((y - target).any())
+                    asr.update(module(attack.trigger(x)), y)
+    finally:
+        for part, mode in modes:
+            part.training = mode
     return {
         "ter": float(ter.compute()),
         "asr": float(asr.compute()) if asr is not None and has_other_labels else None,

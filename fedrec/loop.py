@@ -34,6 +34,7 @@ __all__ = ["FederatedLoop"]
 
 _PRECISIONS = ("32-true", "bf16-mixed")
 _DEV_ROUNDS = 3
+_SMALL_MODEL = 20_000
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -61,6 +62,9 @@ class FederatedLoop:
         deterministic: Make torch refuse operations that are not deterministic.
         fast_dev_run: Do only 3 rounds (or this many) and write no file.
         checkpoint_every: Seconds between checkpoints of a recovery.
+        num_threads: Threads that torch computes with on a CPU; `None` for one if the model has
+            fewer than 20,000 parameters (starting several would take longer than the work), and
+            torch's own choice otherwise.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -98,6 +102,7 @@ class FederatedLoop:
         deterministic: bool = False,
         fast_dev_run: bool | int = False,
         checkpoint_every: float = 30.0,
+        num_threads: int | None = None,
     ) -> None:
         check_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda"))
         if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -119,6 +124,8 @@ class FederatedLoop:
         if not isinstance(fast_dev_run, bool):
             check_int("fast_dev_run", fast_dev_run, minimum=1)
         check_float("checkpoint_every", checkpoint_every, minimum=0)
+        if num_threads is not None:
+            check_int("num_threads", num_threads, minimum=1)
         self.accelerator = accelerator
         self.devices = devices
         self.precision = precision
@@ -132,6 +139,7 @@ class FederatedLoop:
         self.deterministic = deterministic
         self.fast_dev_run = fast_dev_run
         self.checkpoint_every = checkpoint_every
+        self.num_threads = num_threads
         own = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         self.callbacks = [*own, RichProgressBar()] if enable_progress_bar else own
         self._fabric: Fabric | None = None
@@ -412,6 +420,8 @@ class FederatedLoop:
         tf32 = torch.backends.cudnn.allow_tf32
         layout, module = federation.layout, federation.module
         weights, buffers = layout.flatten(module), layout.buffers(module)
+        small = layout.num_parameters < _SMALL_MODEL
+        torch.set_num_threads(self.num_threads or (1 if small else threads))
         # On CUDA, convolutions would otherwise keep 10 bits of what "32-true" promises.
         torch.backends.cudnn.allow_tf32 = False
         if self.deterministic:

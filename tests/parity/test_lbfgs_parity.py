@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fedrec.exceptions import ShapeError
 from fedrec.functional import lbfgs_hvp
@@ -82,6 +83,65 @@ def test_hvp_is_equivariant_in_the_unit_of_the_updates() -> None:
     torch.testing.assert_close(lbfgs_hvp(s, 32 * y, v), 32 * lbfgs_hvp(s, y, v))
 
 
+class OnlyTheCPUHasFloat64(TorchFunctionMode):
+    """Takes every tensor for one on a device without float64, unless it was moved to the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_cpu: list[torch.Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.double and not any(x is args[0] for x in self.on_cpu):
+            raise TypeError("this device has no float64")
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.cpu:
+            self.on_cpu.append(result)
+        return result
+
+
+def test_devices_without_float64_are_enough() -> None:
+    exact = problem(1, 2, 6)
+    s, y, v = (torch.from_numpy(a).float() for a in exact)
+    products = []
+    with OnlyTheCPUHasFloat64():
+        products.append(lbfgs_hvp(s, y, v))
+        for kind in (PairedBuffer, PaperBuffer):
+            buffer = kind(1, 2, 6, CPU)
+            for t in range(2):
+                buffer.push(torch.arange(1), s[0, t], y[:, t], t, True)
+            products.append(buffer.estimate(torch.zeros(1, 6), v, torch.arange(1))[0])
+    for product in products:
+        expected = dense_bfgs(exact[0][0], exact[1][0]) @ exact[2]
+        np.testing.assert_allclose(product[0].numpy(), expected, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hvp_on_a_gpu(dtype: torch.dtype) -> None:
+    s, y, v = (torch.from_numpy(a).to("cuda", dtype) for a in problem(3, 2, 12))
+    valid = torch.tensor([[True, True], [False, True], [False, False]])
+    for mask in (None, valid, valid.cuda()):
+        found = lbfgs_hvp(s, y, v, mask)
+        assert (found.device, found.dtype) == (v.device, dtype)
+        there = lbfgs_hvp(s.cpu(), y.cpu(), v.cpu(), None if mask is None else valid)
+        torch.testing.assert_close(found.cpu(), there, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("large", [1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize("where", ["s", "y", "v"])
+def test_products_that_overflow_concern_one_client_and_print_nothing(
+    where: str, large: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s, y, v = (torch.from_numpy(a).float() for a in problem(2, 3, 6))
+    good = lbfgs_hvp(s, y, v)
+    {"s": s[0, 0], "y": y[0, 0], "v": v}[where][:2] = large
+    found = lbfgs_hvp(s, y, v)
+    assert found.shape == (2, 6)
+    if where != "v":
+        assert torch.equal(found[1], good[1])
+    assert capfd.readouterr() == ("", "")
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"\(2, 9\)"):
         lbfgs_hvp(torch.ones(3, 9), torch.ones(1, 2, 9), torch.ones(9))
@@ -156,6 +216,48 @@ def test_parallel_pairs_drop_the_oldest_and_stay_finite() -> None:
     estimates, usable = buffer.estimate(torch.zeros(1, 3), w, torch.arange(1))
     assert bool(usable)
     torch.testing.assert_close(estimates, g)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_pairs_whose_products_overflow_are_not_used_together(
+    first: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each pair is fine, but the huge update difference and the other model difference are not."""
+    w = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1e10, 0.0])]
+    g = [torch.tensor([2.0, 1e30, 0.0]), torch.tensor([0.0, 3e10, 0.0])]
+    tame = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1e10, 0.0]])
+    order = [0, 1] if first else [1, 0]
+    buffer = PairedBuffer(2, 2, 3, CPU)
+    for t, pair in enumerate(order):
+        buffer.push(torch.arange(2), w[pair], torch.stack([g[pair], tame[pair]]), t, True)
+    assert buffer.skipped == 0
+    v = w[order[-1]]
+    found, usable = buffer.estimate(torch.zeros(2, 3), v, torch.arange(2))
+    assert usable.tolist() == [True, True]
+    torch.testing.assert_close(found[0], g[order[-1]])  # the newest alone
+    torch.testing.assert_close(found[1], tame[order[-1]])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_pair_left_out_does_no_harm_when_its_product_with_the_vector_overflows() -> None:
+    buffer = PairedBuffer(1, 2, 3, CPU)
+    huge = torch.tensor([[2.0, 1e30, 0.0]])
+    buffer.push(torch.arange(1), torch.tensor([1.0, 0.0, 0.0]), huge, 0, True)
+    w, g = torch.tensor([0.0, 1e10, 0.0]), torch.tensor([[0.0, 3e10, 0.0]])
+    buffer.push(torch.arange(1), w, g, 1, True)
+    estimates, usable = buffer.estimate(torch.ones(1, 3), -w, torch.arange(1))
+    assert usable.tolist() == [True]
+    torch.testing.assert_close(estimates, 1.0 - g)
+
+
+def test_a_single_pair_that_cannot_be_solved_is_no_pair() -> None:
+    buffer = PairedBuffer(1, 2, 2, CPU)
+    w, g = torch.tensor([1.0, 2.0]), torch.tensor([[2.0, 3.0]])
+    buffer.push(torch.arange(1), w, g, 0, True)
+    buffer.sy[0, 0, 0] = float("inf")
+    estimates, usable = buffer.estimate(torch.ones(1, 2), w, torch.arange(1))
+    assert usable.tolist() == [False]
+    assert estimates.tolist() == [[1.0, 1.0]]
 
 
 def test_buffer_state_survives_saving() -> None:

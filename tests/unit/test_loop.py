@@ -662,6 +662,24 @@ def test_asr_is_measured_where_the_attack_has_a_target() -> None:
     assert quiet().test(federation, always_zero)["asr"] is None
 
 
+def test_small_models_compute_on_one_thread() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        plans = [
+            record(digits(), loop=quiet(**kwargs), rounds=1)[1].manifest.execution["threads"]
+            for kwargs in ({}, {"num_threads": 2})
+        ]
+        torch.manual_seed(0)
+        large = MLP(in_features=64, hidden=(300,))
+        federation = Federation.from_data(Digits(num_clients=2), large, batch_size=8)
+        plans.append(record(federation, rounds=1)[1].manifest.execution["threads"])
+        assert plans == [1, 2, 2]
+        assert torch.get_num_threads() == 2, "torch's own setting is left as it was"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_testing_needs_test_data() -> None:
     federation = quadratic_federation()
     with pytest.raises(ConfigurationError, match="test_dataset="):

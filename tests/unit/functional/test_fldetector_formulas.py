@@ -68,3 +68,26 @@ def test_scores_that_are_no_numbers() -> None:
         gap_statistic(torch.tensor([0.0, float("nan"), 1.0]))
     with pytest.raises(ShapeError, match="one finite score"):
         gap_statistic(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large"),
+    [(torch.float32, 1e25), (torch.float32, 3e38), (torch.float64, 1e200), (torch.float64, 1e308)],
+)
+def test_an_update_whose_norm_overflows_has_nearly_the_whole_score(
+    dtype: torch.dtype, large: float
+) -> None:
+    old = torch.zeros(5, 4, dtype=dtype)
+    new = torch.ones(5, 4, dtype=dtype)
+    old[3], new[3] = -large, large
+    scores = consistency_scores(old, new, torch.zeros(4, dtype=dtype))
+    assert scores[3].item() == pytest.approx(1.0)
+    # Distances are 2 for the others and 4 * large for this one.
+    assert scores[0].item() == pytest.approx(0.5 / large)
+    assert gap_statistic(scores, standard_errors=3.0) == 2
+
+
+def test_two_updates_whose_norms_overflow_are_told_apart() -> None:
+    new = torch.tensor([[1e25, 0.0], [0.0, 3e25], [1.0, 1.0]])
+    scores = consistency_scores(torch.zeros(3, 2), new, torch.zeros(2))
+    torch.testing.assert_close(scores, torch.tensor([0.25, 0.75, 0.0], dtype=torch.float64))

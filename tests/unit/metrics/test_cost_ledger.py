@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import random
 from pathlib import Path
 
@@ -161,6 +162,24 @@ def test_csv_round_trip(tmp_path: Path) -> None:
     assert read.entries == ledger.entries
     assert read.cp() == ledger.cp()
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.csv"]
+
+
+def test_csv_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run" / "ledger.csv"
+    CostLedger({"a": 5}).to_csv(path)
+    old, synced, fsync = path.read_text(), [], os.fsync
+
+    def note(handle: int) -> None:
+        fsync(handle)
+        synced.append(path.read_text())
+
+    monkeypatch.setattr(os, "fsync", note)
+    ledger = CostLedger({"a": 5})
+    ledger.add("a", 1, "warmup")
+    ledger.to_csv(path)
+    assert synced == [old, old + "a,1,warmup,1,0\n"]  # the file, then the folder
 
 
 @pytest.mark.parametrize(
