@@ -1,12 +1,15 @@
-"""Saving and loading the state of an interrupted recovery, without pickle."""
+"""What a recovery leaves on disk: its state, without pickle, and the recovered model."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import pickle
+import warnings
 import zipfile
 import zlib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.exceptions import HistoryCorruptedError
+from fedrec.exceptions import FedrecWarning, HistoryCorruptedError
 
-__all__ = ["load_state", "save_state", "write_atomically"]
+__all__ = [
+    "lightning_checkpoint",
+    "load_state",
+    "on_device",
+    "save_state",
+    "write_atomically",
+]
 
 # What reading a damaged archive may end in; `zipfile` raises RuntimeError where flags make it
 # believe that an entry is encrypted, and its subclass NotImplementedError for unknown methods.
@@ -92,3 +101,46 @@ def load_state(path: Path) -> dict[str, Any]:
 
     decoded: dict[str, Any] = decode(state)
     return decoded
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Move the float32 tensors of a loaded state to a device."""
+    if isinstance(value, Tensor):
+        # Integer and float64 tensors are bookkeeping and stay on the CPU.
+        return value.to(device) if value.dtype == torch.float32 else value
+    if isinstance(value, dict):
+        return {k: on_device(v, device) for k, v in value.items()}
+    if isinstance(value, list):
+        return [on_device(v, device) for v in value]
+    return value
+
+
+def lightning_checkpoint(module: Any, rounds: int) -> bytes:
+    """Return a checkpoint that the module's own `load_from_checkpoint` reads."""
+    checkpoint: dict[str, Any] = {
+        "epoch": 0,
+        "global_step": rounds,
+        "pytorch-lightning_version": version("pytorch-lightning"),
+        "state_dict": module.state_dict(),
+    }
+    parameters = {}
+    for name, value in dict(getattr(module, "hparams", {})).items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            warnings.warn(
+                f"Hyperparameter {name!r} of {type(module).__name__} cannot be pickled, so it is "
+                "not in model.ckpt. HINT: give it to `load_from_checkpoint`.",
+                FedrecWarning,
+                stacklevel=2,
+            )
+        else:
+            parameters[name] = value
+    if parameters:
+        checkpoint["hparams_name"] = getattr(module, "_hparams_name", None) or "kwargs"
+        checkpoint["hyper_parameters"] = parameters
+    if hasattr(module, "on_save_checkpoint"):
+        module.on_save_checkpoint(checkpoint)
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    return buffer.getvalue()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import pickle
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +14,17 @@ from torch import Tensor
 
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
-from fedrec.checkpoint import load_state, save_state, write_atomically
+from fedrec.checkpoint import (
+    lightning_checkpoint,
+    load_state,
+    on_device,
+    save_state,
+    write_atomically,
+)
 from fedrec.component import build
 from fedrec.engine import Engine
 from fedrec.exceptions import (
     ConfigurationError,
-    FedrecWarning,
     RecoveryError,
     ShapeError,
     expected,
@@ -383,10 +384,10 @@ class Recovery:
         engine, device = self.engine, self.loop.device
         require_same_plan(state["execution"], self.execution, "the recovery")
         if not state["finished"]:
-            self.recoverer.load_state_dict(_on_device(state["recoverer"], device))
-        engine.aggregator.load_state_dict(_on_device(state["aggregator"], device))
-        engine.last_aggregate = _on_device(state["last_aggregate"], device)
-        engine.buffers = _on_device(state["buffers"], device)
+            self.recoverer.load_state_dict(on_device(state["recoverer"], device))
+        engine.aggregator.load_state_dict(on_device(state["aggregator"], device))
+        engine.last_aggregate = on_device(state["last_aggregate"], device)
+        engine.buffers = on_device(state["buffers"], device)
         self.ledger.load_state_dict(state["ledger"])
         for callback, saved in zip(self.loop.callbacks, state["callbacks"], strict=False):
             callback.load_state_dict(saved)
@@ -429,47 +430,5 @@ class Recovery:
         self.federation.layout.load(module, weights)
         if self.engine.buffers is not None:
             self.federation.layout.load_buffers(module, self.engine.buffers)
-        write_atomically(self.folder / "model.ckpt", _lightning_checkpoint(module, self.rounds))
+        write_atomically(self.folder / "model.ckpt", lightning_checkpoint(module, self.rounds))
         self._save(weights, self.rounds, seconds, finished=True)
-
-
-def _on_device(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        # Integer and float64 tensors are bookkeeping and stay on the CPU.
-        return value.to(device) if value.dtype == torch.float32 else value
-    if isinstance(value, dict):
-        return {k: _on_device(v, device) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_on_device(v, device) for v in value]
-    return value
-
-
-def _lightning_checkpoint(module: Any, rounds: int) -> bytes:
-    """Return a checkpoint that the module's own `load_from_checkpoint` reads."""
-    checkpoint: dict[str, Any] = {
-        "epoch": 0,
-        "global_step": rounds,
-        "pytorch-lightning_version": version("pytorch-lightning"),
-        "state_dict": module.state_dict(),
-    }
-    parameters = {}
-    for name, value in dict(getattr(module, "hparams", {})).items():
-        try:
-            pickle.dumps(value)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            warnings.warn(
-                f"Hyperparameter {name!r} of {type(module).__name__} cannot be pickled, so it is "
-                "not in model.ckpt. HINT: give it to `load_from_checkpoint`.",
-                FedrecWarning,
-                stacklevel=2,
-            )
-        else:
-            parameters[name] = value
-    if parameters:
-        checkpoint["hparams_name"] = getattr(module, "_hparams_name", None) or "kwargs"
-        checkpoint["hyper_parameters"] = parameters
-    if hasattr(module, "on_save_checkpoint"):
-        module.on_save_checkpoint(checkpoint)
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
-    return buffer.getvalue()

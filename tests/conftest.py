@@ -1,4 +1,4 @@
-"""What every test may rely on: no network, one thread, and where data sets lie."""
+"""What every test may rely on: no network, and one thread."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="session")
-def data_root() -> Path:
-    """The folder that holds `mnist/`, `fashion_mnist/` and so on; it need not exist."""
-    return Path(os.environ.get("FEDREC_DATA", REPOSITORY.parent / "shared" / "data"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from fedrec.data import MNIST, DegreeOfNonIID, FashionMNIST
 from fedrec.exceptions import ConfigurationError
 
+REPOSITORY = Path(__file__).resolve().parents[3]
+DATA_ROOT = Path(os.environ.get("FEDREC_DATA", REPOSITORY.parent / "shared" / "data"))
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -147,11 +150,22 @@ def test_arguments_are_checked(argument: str, value: object) -> None:
         MNIST(**{argument: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("cls", "folder"), [(MNIST, "mnist"), (FashionMNIST, "fashion_mnist")])
-def test_the_real_files(cls: type[MNIST], folder: str, data_root: Path) -> None:
-    if not (data_root / folder / "train-images-idx3-ubyte.gz").is_file():
-        pytest.skip(f"no {folder} files in {data_root}")
-    data = cls(root=data_root, num_clients=100, partitioner=DegreeOfNonIID(0.5))
+@pytest.mark.parametrize(
+    ("cls", "folder"),
+    [
+        pytest.param(
+            cls,
+            folder,
+            marks=pytest.mark.skipif(
+                not (DATA_ROOT / folder / "train-images-idx3-ubyte.gz").is_file(),
+                reason=f"no {folder} files in {DATA_ROOT}",
+            ),
+        )
+        for cls, folder in ((MNIST, "mnist"), (FashionMNIST, "fashion_mnist"))
+    ],
+)
+def test_the_real_files(cls: type[MNIST], folder: str) -> None:
+    data = cls(root=DATA_ROOT, num_clients=100, partitioner=DegreeOfNonIID(0.5))
     (train, labels), (test, test_labels) = data.train_dataset.tensors, data.test_dataset.tensors
     assert train.shape == (60000, 1, 28, 28)
     assert test.shape == (10000, 1, 28, 28)
