@@ -116,6 +116,15 @@ class Federation:
             server_data: As in `Federation`.
             buffers: As in `Federation`.
         """
+        if not hasattr(data, "client_datasets"):
+            raise ConfigurationError(
+                expected(
+                    "data",
+                    "a FederatedDataModule",
+                    type(data).__name__,
+                    hint="`FederatedDataModule.from_datamodule(data, num_clients=...)` makes one.",
+                )
+            )
         clients = [
             LightningClient(
                 client_id,

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedrec.checkpoint import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore
@@ -76,12 +77,19 @@ def run(
 
 def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, Any]:
     where = session.folder
+    before = where.recipe_file.read_bytes() if where.recipe_file.exists() else None
     where.open(session.recipe, session.recording, overwrite=overwrite)
-    if session.is_done(steps):
-        _log.info("Everything in `%s` is done already.", where.path)
-    else:
-        with session.history:
-            session.do(steps)
+    try:
+        if session.is_done(steps):
+            _log.info("Everything in `%s` is done already.", where.path)
+        else:
+            with session.history:
+                session.do(steps)
+    except ConfigurationError:
+        # A recipe that cannot be run does not take the place of one that could.
+        if before is not None and not overwrite:
+            write_atomically(where.recipe_file, before)
+        raise
     results = collect_results(where)
     where.write("results.json", results)
     write_report(where.path)
@@ -226,21 +234,27 @@ class _Session:
                 _log.info("%s: kept.", label)
                 continue
             begun = self.folder.read(file)
-            if begun is not None and begun["spec"] != spec:
-                # Its checkpoint is of another recovery.
-                shutil.rmtree((self.folder.path / file).parent)
+            other = begun is not None and begun["spec"] != spec
+            if other:
+                ((self.folder.path / file).parent / "checkpoint.npz").unlink(missing_ok=True)
             self.folder.write(file, {"spec": spec})
             _log.info("Recovering without %d clients: %s.", len(exclude), label)
-            result = self.loop.recover(
-                self.federation,
-                self.history,
-                recoverer,
-                exclude,
-                attack=self.parts.attack,
-                name=folder_name(label),
-                resume=True,
-                **self.parts.recover,
-            )
+            try:
+                result = self.loop.recover(
+                    self.federation,
+                    self.history,
+                    recoverer,
+                    exclude,
+                    attack=self.parts.attack,
+                    name=folder_name(label),
+                    # A checkpoint of another recovery is replaced, once the arguments are checked.
+                    resume=not other,
+                    **self.parts.recover,
+                )
+            except ConfigurationError:
+                if begun is not None:
+                    self.folder.write(file, begun)
+                raise
             self.folder.write(file, {"spec": spec, "result": self._method(result)})
 
     def _method(self, result: RunResult) -> dict[str, Any]:

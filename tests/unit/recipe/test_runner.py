@@ -199,6 +199,21 @@ def test_other_recoverers_reuse_the_recording(recipe_file: Path, copied: Path) -
     assert (copied / "recover" / "TrainFromScratch" / "result.json").read_bytes() == scratch
 
 
+@pytest.mark.parametrize(
+    "override", ["recover.batch_policy=newest", "recover={exclude: [client-9]}"]
+)
+def test_a_mistake_found_late_costs_no_finished_recovery(
+    recipe_file: Path, copied: Path, override: str
+) -> None:
+    before = contents(copied)
+    recipe = load_recipe(recipe_file, [override])
+    with pytest.raises(ConfigurationError, match=r"batch_policy|exclude"):
+        run(recipe, output_dir=copied.parent, progress=False)
+    after = contents(copied)
+    kept = [name for name in before if not name.endswith("checkpoint.npz")]
+    assert {name: after.get(name) for name in kept} == {name: before[name] for name in kept}
+
+
 def test_another_verdict_makes_other_recoveries(recipe_file: Path, copied: Path) -> None:
     detector = "detector={class_path: KnownMalicious, init_args: {ids: [client-0, client-1]}}"
     recipe = load_recipe(recipe_file, [detector])
