@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pytorch_lightning  # noqa: F401 - sets up its logger when it is first imported
 
 from fedrec.cli.main import main
 from fedrec.exceptions import RecipeError
