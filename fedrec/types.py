@@ -182,11 +182,6 @@ class CohortUpdates:
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: Tensor | None = None
 
-    def rows(self, client_ids: Sequence[str]) -> Tensor:
-        """Return the rows of these clients, in this order, shape $(len(client_ids), d)$."""
-        index = {c: i for i, c in enumerate(self.client_ids)}
-        return self.updates[[index[c] for c in client_ids]]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundRecord:
