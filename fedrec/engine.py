@@ -264,6 +264,8 @@ def _fresh(component: T) -> T:
 
 def _select(sent: CohortUpdates, client_ids: Sequence[str]) -> CohortUpdates:
     """Keep these clients, in this order, as far as they are there."""
+    if tuple(client_ids) == sent.client_ids and not sent.refused:
+        return sent
     index: Mapping[str, int] = {c: i for i, c in enumerate(sent.client_ids)}
     ids = [c for c in client_ids if c in index]
     rows = [index[c] for c in ids]

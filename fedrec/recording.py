@@ -17,6 +17,7 @@ from fedrec.detectors.base import Detector
 from fedrec.engine import Engine
 from fedrec.exceptions import ConfigurationError, UpdateError
 from fedrec.federation import ClientSampler, Federation
+from fedrec.history.background import BackgroundWriter
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
 from fedrec.interrupts import stop_between_rounds
@@ -105,6 +106,7 @@ class Recording:
         log = MetricsLog(path, loop.loggers, "record/", first)
         seconds = 0.0
         t = first
+        self.writer = BackgroundWriter(self.history)
         loop.call("on_record_start", self.max_rounds, first)
         try:
             with stop_between_rounds() as stop:
@@ -113,9 +115,15 @@ class Recording:
                         break
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    stop.obey(f"after round {t} of the recording", "Every round is stored.")
+                    if stop.signal is not None:
+                        self.writer.wait()
+                        stop.obey(f"after round {t} of the recording", "Every round is stored.")
+                began = time.perf_counter()
+                self.writer.wait()
+                seconds += time.perf_counter() - began
         finally:
             log.close()
+            self.writer.close()
         result = RunResult(
             name="record",
             global_weights=weights,
@@ -261,7 +269,7 @@ class Recording:
             values.update(loop.evaluate_curve(self.federation, new, self.attack, engine.buffers))
         log.write(t, values)
         began = time.perf_counter()
-        self.history.write_round(record)
+        self.writer.write(record)
         spent += time.perf_counter() - began
         loop.call("on_round_end", ctx, values)
         return new, spent

@@ -30,6 +30,7 @@ from fedrec.exceptions import (
     expected,
 )
 from fedrec.federation import Federation
+from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
 from fedrec.interrupts import stop_between_rounds
 from fedrec.metrics import CostLedger
@@ -111,6 +112,9 @@ class Recovery:
     ) -> tuple[Tensor, float]:
         """Do the rounds that are left."""
         saved = time.monotonic()
+        self.reader = RoundReader(
+            self.history, self.remaining, [t for t in steps if t >= first], self.loop.device
+        )
         try:
             with stop_between_rounds() as stop:
                 for t in steps:
@@ -126,6 +130,7 @@ class Recovery:
                         kept = "nothing, for want of a run folder" if self.folder is None else "all"
                         stop.obey(f"after round {t} of {self.name}", f"Stored: {kept}.")
         finally:
+            self.reader.close()
             log.close()
         return weights, seconds
 
@@ -215,7 +220,7 @@ class Recovery:
         """Count in how many rounds each remaining client originally took part."""
         counts = dict.fromkeys(self.remaining, 0)
         for t in range(self.rounds):
-            for client_id in self.history.read_round(t, ()).present:
+            for client_id in self.history.present(t):
                 if client_id in counts:
                     counts[client_id] += 1
         return counts
@@ -226,9 +231,7 @@ class Recovery:
         """Do one round; return the next weights and the seconds spent, evaluation left out."""
         loop, engine = self.loop, self.engine
         began = time.perf_counter()
-        header = self.history.read_round(t, ())
-        keep = set(self.remaining)
-        cohort = tuple(c for c in header.present if c in keep)
+        cohort = self.reader.cohort(t)
         logged: dict[str, float] = {}
         new = weights
         self._asked = 0
@@ -264,15 +267,12 @@ class Recovery:
         sizes = self.history.manifest.clients
 
         def history(round: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+            if round == t and (client_ids is None or set(client_ids) <= set(cohort)):
+                record = self.reader.read(t)
+                return record if client_ids is None else record.select(client_ids)
             if client_ids is None:
-                present = (
-                    cohort
-                    if round == t
-                    else [
-                        c for c in self.history.read_round(round, ()).present if c in self.remaining
-                    ]
-                )
-                client_ids = present
+                keep = set(self.remaining)
+                client_ids = [c for c in self.history.present(round) if c in keep]
             return self.history.read_round(round, client_ids).to(engine.device)
 
         def exact(

@@ -127,7 +127,8 @@ class RecoveryContext(RoundContext):
 
     Args:
         history: `history(t, client_ids=None)` reads a round of the recording; by default the
-            clients that take part in this round of the recovery and were present.
+            clients that take part in this round of the recovery and were present. The tensors must
+            not be changed: another call may return the same ones.
         exact: `exact(client_ids, reason, work=None)` asks clients for their exact updates and
             meters every call. Reasons: see `fedrec.metrics.REASONS`.
         server_step: `server_step(updates, client_ids=None, global_weights=None)` aggregates one
@@ -219,11 +220,13 @@ class RoundRecord:
         return tuple(c for c in self.cohort if c not in self.refused)
 
     def select(self, client_ids: Sequence[str]) -> RoundRecord:
-        """Return the record with only these clients' updates, in this order.
+        """Return the record with only these clients' updates, in this order; itself if it is so.
 
         Raises:
             KeyError: If one of them did not take part in the round.
         """
+        if tuple(client_ids) == self.client_ids:
+            return self
         index = {c: i for i, c in enumerate(self.client_ids)}
         rows = [index[c] for c in client_ids]
         return replace(
@@ -234,7 +237,9 @@ class RoundRecord:
         )
 
     def to(self, device: torch.device) -> RoundRecord:
-        """Return the record with its tensors on a device."""
+        """Return the record with its tensors on a device; itself if they are there."""
+        if self.updates.device == device:
+            return self
         return replace(
             self,
             global_weights=self.global_weights.to(device),

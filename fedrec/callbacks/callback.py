@@ -46,7 +46,10 @@ class Callback:
     def on_round_end(
         self, loop: FederatedLoop, ctx: RoundContext, metrics: Mapping[str, float]
     ) -> None:
-        """Called after the server step, with what was evaluated and logged in this round."""
+        """Called after the server step, with what was evaluated and logged in this round.
+
+        The round of a recording may still be on its way to the disk; all earlier rounds are stored.
+        """
 
     def on_exception(self, loop: FederatedLoop, error: BaseException) -> None:
         """Called when the run ends by an error or an interrupt."""

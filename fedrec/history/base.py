@@ -18,8 +18,12 @@ class HistoryStore(ABC):
     """What the server stored while training: one `RoundRecord` per round, and a `Manifest`.
 
     The life of a store: `begin(manifest)` once, `write_round` for rounds 0, 1, 2, ... in order,
-    `close`. Reading works at any time. A store is a context manager.
+    `close`. Reading works at any time, also while another thread writes. A store is a context
+    manager.
     """
+
+    #: Whether writing is a mere copy, so that a thread of its own would not pay.
+    in_memory: bool = False
 
     @property
     @abstractmethod
@@ -70,6 +74,15 @@ class HistoryStore(ABC):
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
+
+    def present(self, t: int) -> tuple[str, ...]:
+        """Return the clients whose updates are stored for a round, without reading the updates.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self.read_round(t, ()).present
 
     @abstractmethod
     def rounds(self) -> range:

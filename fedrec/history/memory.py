@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedrec.exceptions import HistoryFormatError, RoundNotFoundError
 from fedrec.history.base import HistoryStore
@@ -25,6 +26,8 @@ class MemoryHistory(HistoryStore):
         >>> history.is_empty, history.rounds()
         (True, range(0, 0))
     """
+
+    in_memory = True
 
     def __init__(self) -> None:
         self._manifest: Manifest | None = None
@@ -81,21 +84,42 @@ class MemoryHistory(HistoryStore):
         Raises:
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
         """
+        record = to_record(self._stored(t))
+        if client_ids is not None and tuple(client_ids) != record.client_ids:
+            missing = [c for c in client_ids if c not in record.client_ids]
+            if missing:
+                raise RoundNotFoundError(
+                    f"Round {t} of the history has no update of {', '.join(missing)}. "
+                    "HINT: ask for clients in its `client_ids`."
+                )
+            record = record.select(client_ids)  # a copy of their updates, but not of the rest
+            updates = record.updates
+        else:
+            updates = record.updates.clone()
+        return replace(
+            record,
+            global_weights=record.global_weights.clone(),
+            updates=updates,
+            num_samples=record.num_samples.clone(),
+            aggregate=record.aggregate.clone(),
+            buffers=None if record.buffers is None else record.buffers.clone(),
+        )
+
+    def present(self, t: int) -> tuple[str, ...]:
+        """Return the clients whose updates are stored for a round.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+        """
+        return self._stored(t).client_ids
+
+    def _stored(self, t: int) -> RoundArrays:
         if t not in self.rounds():
             raise RoundNotFoundError(
                 f"Round {t} is not in the history, which has {len(self._rounds)} rounds. "
                 "HINT: ask for fewer rounds, or record more."
             )
-        record = to_record(copy.deepcopy(self._rounds[t]))
-        if client_ids is None:
-            return record
-        missing = [c for c in client_ids if c not in record.client_ids]
-        if missing:
-            raise RoundNotFoundError(
-                f"Round {t} of the history has no update of {', '.join(missing)}. "
-                "HINT: ask for clients in its `client_ids`."
-            )
-        return record.select(client_ids)
+        return self._rounds[t]
 
     def rounds(self) -> range:
         """Return the rounds that are stored, `range(0, k)`."""

@@ -1,0 +1,183 @@
+"""Writing and reading in another thread changes when things happen, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from fedrec.aggregators import FedAvg
+from fedrec.exceptions import HistoryCorruptedError, HistoryFullError
+from fedrec.history import LMDBHistory, Manifest, MemoryHistory
+from fedrec.history.background import BackgroundWriter, RoundReader, read_ahead
+from fedrec.loop import FederatedLoop
+from fedrec.recoverers import FedRecover, TrainFromScratch
+from fedrec.testing.problems import quadratic_federation
+from fedrec.types import RoundRecord
+
+CPU = torch.device("cpu")
+CLIENTS = ("a", "b", "c")
+SIZE = 2**18  # two clients' updates of a round are 2 MiB, and read ahead
+
+
+def record(t: int, size: int = SIZE) -> RoundRecord:
+    return RoundRecord(
+        round=t,
+        global_weights=torch.full((size,), float(t)),
+        client_ids=CLIENTS,
+        updates=torch.tensor([[1.0], [2.0], [3.0]]).expand(3, size) * (t + 1),
+        num_samples=torch.tensor([1, 2, 3]),
+        aggregate=torch.zeros(size),
+    )
+
+
+class Watched(MemoryHistory):
+    """Says who reads and writes what, and can be made to wait or to fail."""
+
+    in_memory = False
+
+    def __init__(self, num_rounds: int = 0, size: int = SIZE) -> None:
+        super().__init__()
+        self.reads: list[tuple[int, tuple[str, ...] | None, int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.damaged: set[int] = set()
+        self.full_from = 10**9
+        self.begin(
+            Manifest(
+                model_fingerprint="f",
+                num_parameters=size,
+                clients={"a": 1, "b": 2, "c": 3},
+                seed=0,
+                aggregator=FedAvg().spec(),
+                server_lr=0.1,
+                max_rounds=100,
+            )
+        )
+        for t in range(num_rounds):
+            super().write_round(record(t, size))
+
+    def write_round(self, record: RoundRecord) -> None:
+        assert self.gate.wait(timeout=20)
+        if record.round >= self.full_from:
+            raise HistoryFullError(f"no room for round {record.round}")
+        super().write_round(record)
+
+    def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+        ids = None if client_ids is None else tuple(client_ids)
+        self.reads.append((t, ids, threading.get_ident()))
+        if t in self.damaged:
+            raise HistoryCorruptedError(f"round {t} is damaged")
+        return super().read_round(t, client_ids)
+
+
+def test_the_writer_lets_one_round_wait_and_no_more() -> None:
+    history = Watched()
+    history.gate.clear()
+    writer = BackgroundWriter(history)
+    writer.write(record(0))  # returns, although nothing can be stored yet
+    assert history.rounds() == range(0)
+    second = threading.Thread(target=writer.write, args=(record(1),))
+    second.start()
+    second.join(timeout=0.2)
+    assert second.is_alive()  # back-pressure
+    history.gate.set()
+    second.join(timeout=20)
+    writer.close()
+    assert history.rounds() == range(2)
+
+
+def test_the_writer_raises_what_went_wrong_and_keeps_what_was_stored() -> None:
+    history = Watched()
+    history.full_from = 1
+    writer = BackgroundWriter(history)
+    writer.write(record(0))
+    writer.write(record(1))
+    with pytest.raises(HistoryFullError, match="round 1"):
+        writer.write(record(2))
+    writer.close()  # the error was told; nothing is written behind it
+    assert history.rounds() == range(1)
+
+
+def test_a_recording_stops_at_a_full_store_with_all_earlier_rounds() -> None:
+    class Full(MemoryHistory):
+        in_memory = False
+
+        def write_round(self, record: RoundRecord) -> None:
+            if record.round == 3:
+                raise HistoryFullError("full")
+            super().write_round(record)
+
+    history = Full()
+    loop = FederatedLoop(enable_progress_bar=False)
+    with pytest.raises(HistoryFullError, match="full"):
+        loop.record(quadratic_federation(), FedAvg(), history, max_rounds=9, server_lr=0.1)
+    assert history.rounds() == range(3)
+
+
+def test_the_last_round_is_stored_when_record_returns(tmp_path) -> None:
+    loop = FederatedLoop(enable_progress_bar=False)
+    memory, disk = MemoryHistory(), LMDBHistory(tmp_path / "h")
+    for history in (memory, disk):
+        loop.record(quadratic_federation(), FedAvg(), history, max_rounds=7, server_lr=0.1)
+    with disk:
+        assert disk.rounds() == memory.rounds() == range(7)
+        for t in range(7):
+            assert torch.equal(disk.read_round(t).updates, memory.read_round(t).updates)
+
+
+def test_rounds_are_read_once_and_the_next_one_ahead() -> None:
+    history = Watched(num_rounds=4)
+    reader = RoundReader(history, ["a", "c"], [0, 2, 3], CPU)
+    me = threading.get_ident()
+    assert reader.cohort(0) == ("a", "c")
+    first = reader.read(0)
+    assert reader.read(0) is first
+    assert torch.equal(first.updates[:, 0], torch.tensor([1.0, 3.0]))
+    assert torch.equal(reader.read(2).updates[:, 0], torch.tensor([3.0, 9.0]))
+    assert torch.equal(reader.read(3).updates[:, 0], torch.tensor([4.0, 12.0]))
+    reader.close()
+    assert [(t, ids) for t, ids, _ in history.reads] == [(t, ("a", "c")) for t in (0, 2, 3)]
+    assert [thread == me for _, _, thread in history.reads] == [True, False, False]
+
+
+def test_nothing_is_read_that_nobody_asked_for() -> None:
+    history = Watched(num_rounds=3)
+    reader = RoundReader(history, CLIENTS, [0, 1, 2], CPU)
+    for t in range(3):
+        assert reader.cohort(t) == CLIENTS
+    reader.close()
+    assert history.reads == []
+
+
+def test_small_rounds_are_not_worth_a_thread() -> None:
+    history = Watched(num_rounds=3, size=10)
+    assert [r.round for r in read_ahead(history, ["b"], range(3), CPU)] == [0, 1, 2]
+    assert {thread for _, _, thread in history.reads} == {threading.get_ident()}
+
+
+def test_a_damaged_round_is_an_error_only_where_it_is_needed() -> None:
+    history = Watched(num_rounds=3)
+    history.damaged = {1}
+    reader = RoundReader(history, CLIENTS, [0, 1, 2], CPU)
+    reader.read(0)
+    with pytest.raises(HistoryCorruptedError, match="round 1"):
+        reader.read(1)
+    assert reader.read(2).round == 2
+    reader.close()
+
+
+@pytest.mark.parametrize(("recoverer", "reads"), [(FedRecover(), 2), (TrainFromScratch(), 0)])
+def test_a_recovery_reads_the_updates_of_a_round_once(recoverer, reads) -> None:
+    """FedRecover reads once more beforehand, for the abnormality threshold."""
+    recording, history = MemoryHistory(), Watched(size=4)
+    federation = quadratic_federation()
+    loop = FederatedLoop(enable_progress_bar=False)
+    loop.record(federation, FedAvg(), recording, max_rounds=40, server_lr=0.1)
+    history._manifest, history._rounds = recording._manifest, recording._rounds
+    loop.recover(federation, history, recoverer, exclude=["q4"])
+    final = set(range(35, 40))  # asked without looking at history
+    for t in set(range(40)) - final:
+        assert sum(1 for u, ids, _ in history.reads if u == t and ids) <= reads
