@@ -48,13 +48,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
-    """Print rows below headers, in aligned columns."""
+    """Print rows below headers as a Markdown table, ready for the documentation."""
     cells = [[str(h) for h in headers], *([_text(v) for v in row] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
-    for number, row in enumerate(cells):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
-        if number == 0:
-            print("  ".join("-" * width for width in widths))
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(headers))]
+    cells.insert(1, ["-" * width for width in widths])
+    for row in cells:
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("| " + " | ".join(padded) + " |")
 
 
 def write_csv(path: Path, rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:

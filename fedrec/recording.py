@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,13 +22,16 @@ from fedrec.history.background import BackgroundWriter
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
 from fedrec.interrupts import stop_between_rounds
+from fedrec.memory import num_bytes_text, recording_bytes
 from fedrec.metrics_log import MetricsLog
 from fedrec.types import RoundRecord, RunResult
 
 if TYPE_CHECKING:
     from fedrec.loop import FederatedLoop
 
-__all__ = ["Recording", "require_same_plan", "training_of"]
+__all__ = ["Recording", "plan_text", "require_same_plan", "training_of"]
+
+_log = logging.getLogger(__name__)
 
 
 def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
@@ -61,6 +65,14 @@ def versions() -> dict[str, str]:
 
     packages = ("torch", "pytorch-lightning", "numpy", "lmdb")
     return {"fedrec": fedrec.__version__, **{name: version(name) for name in packages}}
+
+
+def plan_text(execution: Mapping[str, Any]) -> str:
+    """Say how updates are computed, for people."""
+    path = execution.get("path", execution["executor"])
+    threads = execution["threads"]
+    plural = "" if threads == 1 else "s"
+    return f"Computing on {execution['device']} ({path}, {threads} thread{plural})"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -107,6 +119,7 @@ class Recording:
         seconds = 0.0
         t = first
         self.writer = BackgroundWriter(self.history)
+        _log.info("%s", self._described())
         loop.call("on_record_start", self.max_rounds, first)
         try:
             with stop_between_rounds() as stop:
@@ -136,6 +149,11 @@ class Recording:
         )
         loop.call("on_record_end", result)
         return result
+
+    def _described(self) -> str:
+        layout, num_clients = self.federation.layout, len(self.federation.clients)
+        needed = num_bytes_text(recording_bytes(num_clients, layout.num_parameters))
+        return f"{plan_text(self.execution)}; about {needed} of memory for updates."
 
     def _decided(self) -> bool:
         return (

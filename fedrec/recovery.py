@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +34,10 @@ from fedrec.federation import Federation
 from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
 from fedrec.interrupts import stop_between_rounds
+from fedrec.memory import num_bytes_text, recovery_bytes
 from fedrec.metrics import CostLedger
 from fedrec.metrics_log import MetricsLog
-from fedrec.recording import require_same_plan, training_of
+from fedrec.recording import plan_text, require_same_plan, training_of
 from fedrec.recoverers.base import Recoverer
 from fedrec.types import CohortUpdates, LocalWork, RecoveryContext, RoundRecord, RunResult
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Recovery"]
 
 _FLOAT_BYTES = 4
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,6 +89,8 @@ class Recovery:
         path = self.folder / "metrics.csv" if self.folder and loop.logger is not False else None
         log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first)
         steps = list(self.recoverer.rounds(history, self.rounds))
+        if not finished:
+            _log.info("%s", self._described())
         loop.call("on_recover_start", self.name, self.rounds, first)
         if not finished:
             weights, seconds = self._steps(steps, first, weights, seconds, log)
@@ -106,6 +111,12 @@ class Recovery:
         )
         loop.call("on_recover_end", result)
         return result
+
+    def _described(self) -> str:
+        num_clients, size = len(self.remaining), self.federation.layout.num_parameters
+        kept = self.recoverer.kept_bytes(num_clients, size)
+        needed = num_bytes_text(recovery_bytes(num_clients, size, kept))
+        return f"{plan_text(self.execution)}; about {needed} of memory for updates."
 
     def _steps(
         self, steps: Sequence[int], first: int, weights: Tensor, seconds: float, log: MetricsLog

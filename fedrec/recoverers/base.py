@@ -48,6 +48,15 @@ class Recoverer(Component, ABC):
         """Return the rounds to step through, increasing; by default `range(max_rounds)`."""
         return range(max_rounds)
 
+    def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
+        """Return about how many bytes the method keeps from round to round, for an estimate.
+
+        Args:
+            num_clients: Clients that remain.
+            num_parameters: $d$.
+        """
+        return 0
+
     @abstractmethod
     def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
         """Do one round.

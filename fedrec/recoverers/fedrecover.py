@@ -11,10 +11,12 @@ from fedrec._checks import check_choice, check_float, check_int
 from fedrec.exceptions import ConfigurationError, RecoveryError, expected
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
-from fedrec.recoverers.threshold import abnormality_threshold
-from fedrec.types import CohortUpdates, RecoveryContext
+from fedrec.recoverers.threshold import abnormality_threshold, largest_magnitudes
+from fedrec.types import CohortUpdates, RecoveryContext, RoundRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fedrec.history.base import HistoryStore
 
 __all__ = ["FedRecover"]
@@ -144,7 +146,7 @@ class FedRecover(ReplayRecoverer):
                 self._historical(history, max_rounds), self.tolerance_rate
             )
 
-    def _historical(self, history: HistoryStore, max_rounds: int) -> Any:
+    def _historical(self, history: HistoryStore, max_rounds: int) -> Iterator[Tensor]:
         keep = set(self._remaining)
         for t in history.rounds()[:max_rounds]:
             present = history.read_round(t, ()).present
@@ -157,8 +159,8 @@ class FedRecover(ReplayRecoverer):
         reason = self.exact_reason(t, ctx.max_rounds)
         if reason is not None:
             sent = ctx.exact(ctx.client_ids, reason)
-            if self.estimate == "lbfgs" and reason != "final":
-                self._push(t, sent, global_weights, ctx, everyone=True)
+            if self.estimate == "lbfgs" and reason != "final" and sent.client_ids:
+                self._push(sent, global_weights, ctx.history(t, sent.client_ids), everyone=True)
             return sent
         if self.estimate is None:
             return None
@@ -168,22 +170,21 @@ class FedRecover(ReplayRecoverer):
                 f"Round {t} of the history lacks updates of clients "
                 f"{sorted(set(ctx.client_ids) - set(record.client_ids))}."
             )
-        estimates = record.updates
-        usable = torch.ones(len(ctx.client_ids), dtype=torch.bool)
         if self.estimate == "lbfgs":
-            rows = self._rows(ctx.client_ids)
-            pairs = self._buffer(global_weights)
-            estimates, usable = pairs.estimate(
-                record.updates, global_weights - record.global_weights, rows
+            estimates, largest, usable = self._buffer(global_weights).estimate(
+                record.updates, global_weights - record.global_weights, self._rows(ctx.client_ids)
             )
-        largest = estimates.abs().amax(dim=1).cpu()
-        finite = torch.isfinite(largest)
-        abnormal = usable & finite & (largest > self._threshold)
-        return self._fix(t, estimates, abnormal, ~(usable & finite), global_weights, ctx)
+        else:
+            estimates, largest = record.updates, largest_magnitudes(record.updates)
+            usable = torch.ones(len(ctx.client_ids), dtype=torch.bool)
+        largest = largest.cpu()
+        usable &= torch.isfinite(largest)
+        abnormal = usable & (largest > self._threshold)
+        return self._fix(record, estimates, abnormal, ~usable, global_weights, ctx)
 
     def _fix(
         self,
-        t: int,
+        record: RoundRecord,
         estimates: Tensor,
         abnormal: Tensor,
         missing: Tensor,
@@ -193,14 +194,19 @@ class FedRecover(ReplayRecoverer):
         """Replace abnormal and missing estimates by exact updates."""
         keep = ~(missing | abnormal)
         self._estimated += int(keep.sum())
+        if self.estimate == "history" and not bool(keep.all()):
+            estimates = estimates.clone()  # they are the record's
+        place = {c: i for i, c in enumerate(ctx.client_ids)}
         for reason, mask in (("abnormality", abnormal), ("fallback", missing)):
             ids = [c for c, asked in zip(ctx.client_ids, mask.tolist(), strict=True) if asked]
             if not ids:
                 continue
             sent = ctx.exact(ids, reason)
-            if self.estimate == "lbfgs":
-                self._push(t, sent, global_weights, ctx, everyone=len(ids) == len(ctx.client_ids))
-            at = [ctx.client_ids.index(c) for c in sent.client_ids]
+            at = [place[c] for c in sent.client_ids]
+            if self.estimate == "lbfgs" and at:
+                same = sent.client_ids == record.client_ids
+                theirs = record if same else record.select(sent.client_ids)
+                self._push(sent, global_weights, theirs, everyone=len(ids) == len(place))
             estimates[at] = sent.updates
             keep[at] = True
         ids = [c for c, kept in zip(ctx.client_ids, keep.tolist(), strict=True) if kept]
@@ -226,22 +232,15 @@ class FedRecover(ReplayRecoverer):
         return self._pairs
 
     def _push(
-        self,
-        t: int,
-        sent: CohortUpdates,
-        global_weights: Tensor,
-        ctx: RecoveryContext,
-        *,
-        everyone: bool,
+        self, sent: CohortUpdates, global_weights: Tensor, record: RoundRecord, *, everyone: bool
     ) -> None:
-        if not sent.client_ids:
-            return
-        record = ctx.history(t, sent.client_ids)
+        """Add the pairs of those who were asked; `record` has their updates, in the same order."""
         self._buffer(global_weights).push(
             self._rows(sent.client_ids),
             global_weights - record.global_weights,
-            sent.updates - record.updates,
-            t,
+            sent.updates,
+            record.updates,
+            record.round,
             everyone,
         )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedrec.functional.lbfgs import condition_number, lbfgs_hvp, middle_inverse
+from fedrec.recoverers.threshold import largest_magnitudes
 
 __all__ = ["PairedBuffer", "PaperBuffer"]
 
@@ -15,6 +17,8 @@ __all__ = ["PairedBuffer", "PaperBuffer"]
 CURVATURE = 1e-8
 # Beyond this condition number, infinity included, the oldest pair is left out.
 MAX_CONDITION = 1e10
+# Pairs that a CPU works on at a time: what was just written is read again while in its cache.
+BLOCK_BYTES = 1 << 23
 
 
 class PairedBuffer:
@@ -22,14 +26,16 @@ class PairedBuffer:
 
     Both halves of a pair come from the same round, so the secant equation holds for the newest one.
     A pair without positive curvature is not taken, and pairs whose dot products overflow are not
-    used together. Dot products between pairs are computed once, at
-    the push; the $2s \times 2s$ systems are inverted once per change.
+    used together. Dot products between pairs are computed once, at the push; the
+    $2s \times 2s$ systems are inverted once per change. An estimate of all clients is then one
+    product of the pairs with a vector, and one pass that adds the pairs to the historical updates.
 
     Args:
         num_clients: $c$.
         buffer_size: $s$.
         num_parameters: $d$.
-        device: Where pairs are kept: $c (s + 1) d$ floats at most when all clients push together.
+        device: Where all is kept: $c s d$ floats of update differences, $c d$ of estimates, and
+            $d$ for every round that a pair comes from ($s$ of them if all clients push together).
     """
 
     def __init__(
@@ -45,54 +51,100 @@ class PairedBuffer:
         self.gram = torch.zeros(0, 0, dtype=torch.float64)
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
+        self._estimates: Tensor | None = None
 
     def push(
-        self, rows: Tensor, delta_w: Tensor, delta_g: Tensor, round: int, everyone: bool
+        self,
+        rows: Tensor,
+        delta_w: Tensor,
+        exact: Tensor,
+        historical: Tensor,
+        round: int,
+        everyone: bool,
     ) -> None:
         """Add one pair to each of these clients, in place of its oldest.
 
         Args:
-            rows: Clients, shape $(k,)$.
+            rows: Clients, each once, shape $(k,)$.
             delta_w: Global-model difference at the start of the round, shape $(d,)$.
-            delta_g: Model-update differences, shape $(k, d)$.
+            exact: What they sent, shape $(k, d)$.
+            historical: What they had sent in the recording, shape $(k, d)$.
             round: Round the pair comes from; increases from call to call.
             everyone: Whether all clients of the round push (of no importance here).
         """
-        ww = float(delta_w @ delta_w)
-        curvature = (delta_g @ delta_w).cpu().double()
-        keep = (curvature > CURVATURE * ww) & bool(0 < ww < float("inf"))
-        keep &= torch.isfinite(curvature)
+        models = torch.cat([delta_w[None], self.pool])
+        with_models = (models @ delta_w).cpu().double()
+        ww = float(with_models[0])
+        if not 0 < ww < float("inf"):
+            self.skipped += len(rows)
+            return
+        s, d = self.delta_g.shape[1:]
+        column = self.stamp[rows].argmin(dim=1)
+        keep = torch.zeros(len(rows), dtype=torch.bool)
+        # Of the new update differences with all models, and of all pairs with the new model.
+        new_row = torch.zeros(len(rows), len(models), dtype=torch.float64)
+        new_column = torch.zeros(len(rows), s, dtype=torch.float64)
+        scratch = None
+        for block, clients in self._blocks(rows):
+            if scratch is None:  # the first block is the longest
+                scratch = torch.empty_like(exact[block])
+            k = block.stop - block.start
+            delta_g = torch.sub(exact[block], historical[block], out=scratch[:k])
+            products = (delta_g @ models.mT).cpu().double()
+            new_row[block] = products
+            curvature = products[:, 0]
+            kept = (curvature > CURVATURE * ww) & torch.isfinite(curvature)
+            keep[block] = kept
+            if not bool(kept.all()):
+                delta_g = delta_g[kept.to(delta_g.device)]
+            at = rows[block][kept].to(delta_g.device), column[block][kept].to(delta_g.device)
+            self.delta_g[at] = delta_g
+            new_column[block] = (
+                (self.delta_g[clients].reshape(-1, d) @ delta_w).cpu().double().view(-1, s)
+            )
         self.skipped += int((~keep).sum())
         if not bool(keep.any()):
             return
-        rows, delta_g = rows[keep], delta_g[keep.to(delta_g.device)]
-        rows, order = rows.sort()
-        delta_g = delta_g[order.to(delta_g.device)]
-        column = self.stamp[rows].argmin(dim=1)
+        rows, column, new_row = rows[keep], column[keep], new_row[keep]
         self.stamp[rows, column] = -1
-        place = self._place(delta_w)
-        self.delta_g[rows.to(delta_g.device), column.to(delta_g.device)] = delta_g
+        place = self._place(delta_w, with_models)
         self.slot[rows, column] = place
         self.stamp[rows, column] = round
         # New row and new column of S^T Y; every other entry is as before.
-        with_pool = (delta_g @ self.pool.T).cpu().double()
+        with_pool = torch.zeros(len(rows), len(self.pool), dtype=torch.float64)
+        with_pool[:, : len(models) - 1] = new_row[:, 1:]
+        with_pool[:, place] = new_row[:, 0]
         self.sy[rows, :, column] = with_pool.gather(1, self.slot[rows])
-        at = rows.to(delta_g.device)
-        theirs = self.delta_g if len(rows) == len(self.delta_g) else self.delta_g[at]
-        self.sy[rows, column, :] = (theirs @ delta_w).cpu().double()
+        self.sy[rows, column, :] = new_column[keep]
         self._solved = None
 
-    def _place(self, delta_w: Tensor) -> int:
+    def _place(self, delta_w: Tensor, with_models: Tensor) -> int:
+        """Put the model difference into a row of the pool that no pair uses; return which."""
         used = set(self.slot[self.stamp >= 0].tolist())
         free = next((i for i in range(len(self.pool)) if i not in used), len(self.pool))
-        if free == len(self.pool):
+        old = len(self.pool)
+        if free == old:
             self.pool = torch.cat([self.pool, delta_w[None]])
             self.gram = torch.nn.functional.pad(self.gram, (0, 1, 0, 1))
         self.pool[free] = delta_w
-        products = (self.pool @ delta_w).cpu().double()
-        self.gram[free, :] = products
-        self.gram[:, free] = products
+        self.gram[free, :old] = with_models[1:]
+        self.gram[:old, free] = with_models[1:]
+        self.gram[free, free] = with_models[0]
         return free
+
+    def _blocks(self, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
+        """Split `rows`; yield places in it and the clients there, a slice if they are in order."""
+        s, d = self.delta_g.shape[1:]
+        size = len(rows)
+        if self.delta_g.device.type == "cpu":
+            size = max(BLOCK_BYTES // (s * d * self.delta_g.element_size()), 1)
+        for start in range(0, len(rows), size):
+            block = slice(start, min(start + size, len(rows)))
+            clients = rows[block]
+            if bool((clients.diff() == 1).all()):
+                yield block, slice(int(clients[0]), int(clients[-1]) + 1)
+            else:
+                yield block, clients.to(self.delta_g.device)
 
     def _solve(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return sigma (c,), and in storage order the inverse (c, 2s, 2s) and used pairs (c, s)."""
@@ -121,28 +173,31 @@ class PairedBuffer:
         self._solved = sigma, stored, used
         return self._solved
 
-    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""Return $\bar g^i + \tilde H^i v$ for these clients.
 
         Args:
-            updates: Historical updates, shape $(k, d)$.
+            updates: Historical updates, shape $(k, d)$; they are not changed.
             v: $\hat w_t - \bar w_t$, shape $(d,)$.
-            rows: Clients, shape $(k,)$.
+            rows: Clients, each once, shape $(k,)$.
 
         Returns:
-            Estimated updates, shape $(k, d)$, and who has a pair at all, shape $(k,)$, bool. A
-            client without one gets its historical update.
+            Estimated updates, shape $(k, d)$, in memory that the next call writes to again; the
+            largest magnitude in each, shape $(k,)$; and who has a pair at all, shape $(k,)$, bool.
+            A client without one gets its historical update.
         """
         sigma, inverse, used = self._solve()
         c, s, d = self.delta_g.shape
-        everyone = len(rows) == c and bool((rows == torch.arange(c)).all())
-        delta_g = self.delta_g if everyone else self.delta_g[rows.to(self.delta_g.device)]
-        gv = (delta_g.reshape(-1, d) @ v).reshape(-1, s).cpu().double()
-        pool_v = (self.pool @ v).cpu().double()
-        slot = self.slot[rows]
-        sv = pool_v[slot] if len(pool_v) else torch.zeros_like(gv)
+        if self._estimates is None:
+            self._estimates = updates.new_empty(c, d)
+        estimates = self._estimates[: len(rows)]
+        blocks = list(self._blocks(rows))
+        products = [self.delta_g[clients].reshape(-1, d) @ v for _, clients in blocks]
+        gv = torch.cat(products).cpu().double().view(-1, s)
+        slot, used = self.slot[rows], used[rows]
+        sv = (self.pool @ v).cpu().double()[slot] if len(self.pool) else torch.zeros_like(gv)
         # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
-        right = torch.where(used[rows].repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
+        right = torch.where(used.repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
         p = (inverse[rows] @ right[:, :, None])[:, :, 0]
         # One coefficient for v and one per distinct model difference: a single matrix product.
         shared = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
@@ -150,10 +205,14 @@ class PairedBuffer:
         if len(self.pool):
             shared[:, 1:].scatter_add_(1, slot, -p[:, s:])
         basis = torch.cat([v[None], self.pool])
-        estimates = torch.addmm(updates, shared.to(updates.dtype).to(updates.device), basis)
-        own = (-p[:, :s]).to(updates.dtype).to(updates.device)
-        estimates[:, None].baddbmm_(own[:, None], delta_g)
-        return estimates, used[rows].any(dim=1)
+        shared = shared.to(updates.dtype).to(updates.device)
+        own = (-p[:, None, :s]).to(updates.dtype).to(updates.device)
+        largest = []
+        for block, clients in blocks:
+            part = torch.addmm(updates[block], shared[block], basis, out=estimates[block])
+            part[:, None].baddbmm_(own[block], self.delta_g[clients])
+            largest.append(largest_magnitudes(part))
+        return estimates, torch.cat(largest), used.any(dim=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
@@ -194,24 +253,31 @@ class PaperBuffer:
         self.skipped = 0
 
     def push(
-        self, rows: Tensor, delta_w: Tensor, delta_g: Tensor, round: int, everyone: bool
+        self,
+        rows: Tensor,
+        delta_w: Tensor,
+        exact: Tensor,
+        historical: Tensor,
+        round: int,
+        everyone: bool,
     ) -> None:
         """Add the newest differences; see `PairedBuffer.push`."""
         if everyone:
             self.delta_w = torch.cat([self.delta_w[1:], delta_w[None]])
             self.count_w += 1
-        at = rows.to(delta_g.device)
-        self.delta_g[at] = torch.cat([self.delta_g[at, 1:], delta_g[:, None]], dim=1)
+        at = rows.to(exact.device)
+        newest = (exact - historical)[:, None]
+        self.delta_g[at] = torch.cat([self.delta_g[at, 1:], newest], dim=1)
         self.count_g[rows] += 1
 
-    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Estimate as `PairedBuffer.estimate` does; a singular system gives NaN."""
         s = len(self.delta_w)
         filled = torch.minimum(self.count_g[rows], torch.tensor(self.count_w))
         valid = torch.arange(s)[None] >= s - filled[:, None]
         at = rows.to(updates.device)
-        product = lbfgs_hvp(self.delta_w, self.delta_g[at], v, valid)
-        return updates + product, filled > 0
+        estimates = updates + lbfgs_hvp(self.delta_w, self.delta_g[at], v, valid)
+        return estimates, largest_magnitudes(estimates), filled > 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""

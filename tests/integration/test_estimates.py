@@ -18,12 +18,11 @@ class Diagnosed(FedRecover):
         self.errors = []
         super().start(history, remaining, max_rounds)
 
-    def _fix(self, t, estimates, abnormal, missing, global_weights, ctx):
+    def _fix(self, record, estimates, abnormal, missing, global_weights, ctx):
         exact = ctx.exact(ctx.client_ids, "other").updates
-        historical = ctx.history(t).updates
-        distances = [(rows - exact).norm(dim=1) for rows in (estimates, historical)]
+        distances = [(rows - exact).norm(dim=1) for rows in (estimates, record.updates)]
         self.errors.append(torch.stack(distances, dim=1))
-        return super()._fix(t, estimates, abnormal, missing, global_weights, ctx)
+        return super()._fix(record, estimates, abnormal, missing, global_weights, ctx)
 
 
 def test_estimates_are_closer_to_exact_updates_than_history_on_digits() -> None:

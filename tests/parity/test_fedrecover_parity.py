@@ -118,7 +118,8 @@ class ExactHessians:
         """Nothing to learn."""
 
     def estimate(self, updates, v, rows):
-        return updates + self.hessians[rows] @ v, torch.ones(len(rows), dtype=torch.bool)
+        estimates = updates + self.hessians[rows] @ v
+        return estimates, estimates.abs().amax(dim=1), torch.ones(len(rows), dtype=torch.bool)
 
 
 @pytest.mark.parametrize("aggregator", [FedAvg(), Median()])

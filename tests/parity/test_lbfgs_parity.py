@@ -7,9 +7,15 @@ from torch.overrides import TorchFunctionMode
 
 from fedrec.exceptions import ShapeError
 from fedrec.functional import lbfgs_hvp
+from fedrec.recoverers import lbfgs
 from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
 
 CPU = torch.device("cpu")
+
+
+def push(buffer, rows, delta_w, delta_g, round, everyone) -> None:
+    """Push a pair whose update difference is `delta_g`."""
+    buffer.push(rows, delta_w, delta_g, torch.zeros_like(delta_g), round, everyone)
 
 
 def dense_bfgs(s: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -108,7 +114,7 @@ def test_devices_without_float64_are_enough() -> None:
         for kind in (PairedBuffer, PaperBuffer):
             buffer = kind(1, 2, 6, CPU)
             for t in range(2):
-                buffer.push(torch.arange(1), s[0, t], y[:, t], t, True)
+                push(buffer, torch.arange(1), s[0, t], y[:, t], t, True)
             products.append(buffer.estimate(torch.zeros(1, 6), v, torch.arange(1))[0])
     for product in products:
         expected = dense_bfgs(exact[0][0], exact[1][0]) @ exact[2]
@@ -154,8 +160,12 @@ def pushes(num_clients: int, size: int, seed: int = 0):
     return s[0], y, v, [torch.tensor(list(w)) for w in who]
 
 
+@pytest.mark.parametrize("block_bytes", [1, 1 << 23])
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
-def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(after: int) -> None:
+def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
+    after: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lbfgs, "BLOCK_BYTES", block_bytes)
     w, _, v, who = pushes(3, 10)
     # One shared model difference per round, and a Hessian per client.
     g = np.stack([w @ np.diag(1 + np.arange(10.0) * (i + 1)) for i in range(3)])
@@ -163,7 +173,8 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(after: int
     taken: list[list[int]] = [[], [], []]
     for t in range(after):
         rows = who[t]
-        buffer.push(
+        push(
+            buffer,
             rows,
             torch.from_numpy(w[t]).float(),
             torch.from_numpy(g[rows.numpy(), t]).float(),
@@ -173,15 +184,16 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(after: int
         for i in rows.tolist():
             taken[i].append(t)
     historical = np.ones((3, 10))
-    found, usable = buffer.estimate(
+    found, _, usable = buffer.estimate(
         torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3)
     )
     assert usable.tolist() == [True] * 3
+    found = found.clone()  # the next estimate goes to the same memory
     for i in range(3):
         last = taken[i][-2:]
         expected = historical[i] + dense_bfgs(w[last], g[i, last]) @ v
         np.testing.assert_allclose(found[i].numpy(), expected, rtol=2e-4, atol=2e-4)
-    some, _ = buffer.estimate(
+    some, _, _ = buffer.estimate(
         torch.from_numpy(historical[[2, 0]]).float(),
         torch.from_numpy(v).float(),
         torch.tensor([2, 0]),
@@ -193,27 +205,27 @@ def test_pairs_without_positive_curvature_are_skipped() -> None:
     buffer = PairedBuffer(3, 2, 2, CPU)
     w = torch.tensor([1.0, 0.0])
     g = torch.tensor([[2.0, 1.0], [-1.0, 0.0], [0.0, 3.0]])
-    buffer.push(torch.arange(3), w, g, 0, True)
+    push(buffer, torch.arange(3), w, g, 0, True)
     assert buffer.skipped == 2
-    estimates, usable = buffer.estimate(torch.zeros(3, 2), w, torch.arange(3))
+    estimates, _, usable = buffer.estimate(torch.zeros(3, 2), w, torch.arange(3))
     assert usable.tolist() == [True, False, False]
     torch.testing.assert_close(estimates, torch.tensor([[2.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
 
 
 def test_zero_model_difference_is_skipped() -> None:
     buffer = PairedBuffer(1, 2, 2, CPU)
-    buffer.push(torch.arange(1), torch.zeros(2), torch.ones(1, 2), 0, True)
+    push(buffer, torch.arange(1), torch.zeros(2), torch.ones(1, 2), 0, True)
     assert buffer.skipped == 1
-    assert not bool(buffer.estimate(torch.zeros(1, 2), torch.ones(2), torch.arange(1))[1])
+    assert not bool(buffer.estimate(torch.zeros(1, 2), torch.ones(2), torch.arange(1))[2])
 
 
 def test_parallel_pairs_drop_the_oldest_and_stay_finite() -> None:
     """Two equal pairs make the system singular; one of them says all there is."""
     buffer = PairedBuffer(1, 2, 3, CPU)
     w, g = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([[2.0, 3.0, 1.0]])
-    buffer.push(torch.arange(1), w, g, 0, True)
-    buffer.push(torch.arange(1), w, g, 1, True)
-    estimates, usable = buffer.estimate(torch.zeros(1, 3), w, torch.arange(1))
+    push(buffer, torch.arange(1), w, g, 0, True)
+    push(buffer, torch.arange(1), w, g, 1, True)
+    estimates, _, usable = buffer.estimate(torch.zeros(1, 3), w, torch.arange(1))
     assert bool(usable)
     torch.testing.assert_close(estimates, g)
 
@@ -229,10 +241,10 @@ def test_pairs_whose_products_overflow_are_not_used_together(
     order = [0, 1] if first else [1, 0]
     buffer = PairedBuffer(2, 2, 3, CPU)
     for t, pair in enumerate(order):
-        buffer.push(torch.arange(2), w[pair], torch.stack([g[pair], tame[pair]]), t, True)
+        push(buffer, torch.arange(2), w[pair], torch.stack([g[pair], tame[pair]]), t, True)
     assert buffer.skipped == 0
     v = w[order[-1]]
-    found, usable = buffer.estimate(torch.zeros(2, 3), v, torch.arange(2))
+    found, _, usable = buffer.estimate(torch.zeros(2, 3), v, torch.arange(2))
     assert usable.tolist() == [True, True]
     torch.testing.assert_close(found[0], g[order[-1]])  # the newest alone
     torch.testing.assert_close(found[1], tame[order[-1]])
@@ -242,10 +254,10 @@ def test_pairs_whose_products_overflow_are_not_used_together(
 def test_a_pair_left_out_does_no_harm_when_its_product_with_the_vector_overflows() -> None:
     buffer = PairedBuffer(1, 2, 3, CPU)
     huge = torch.tensor([[2.0, 1e30, 0.0]])
-    buffer.push(torch.arange(1), torch.tensor([1.0, 0.0, 0.0]), huge, 0, True)
+    push(buffer, torch.arange(1), torch.tensor([1.0, 0.0, 0.0]), huge, 0, True)
     w, g = torch.tensor([0.0, 1e10, 0.0]), torch.tensor([[0.0, 3e10, 0.0]])
-    buffer.push(torch.arange(1), w, g, 1, True)
-    estimates, usable = buffer.estimate(torch.ones(1, 3), -w, torch.arange(1))
+    push(buffer, torch.arange(1), w, g, 1, True)
+    estimates, _, usable = buffer.estimate(torch.ones(1, 3), -w, torch.arange(1))
     assert usable.tolist() == [True]
     torch.testing.assert_close(estimates, 1.0 - g)
 
@@ -253,9 +265,9 @@ def test_a_pair_left_out_does_no_harm_when_its_product_with_the_vector_overflows
 def test_a_single_pair_that_cannot_be_solved_is_no_pair() -> None:
     buffer = PairedBuffer(1, 2, 2, CPU)
     w, g = torch.tensor([1.0, 2.0]), torch.tensor([[2.0, 3.0]])
-    buffer.push(torch.arange(1), w, g, 0, True)
+    push(buffer, torch.arange(1), w, g, 0, True)
     buffer.sy[0, 0, 0] = float("inf")
-    estimates, usable = buffer.estimate(torch.ones(1, 2), w, torch.arange(1))
+    estimates, _, usable = buffer.estimate(torch.ones(1, 2), w, torch.arange(1))
     assert usable.tolist() == [False]
     assert estimates.tolist() == [[1.0, 1.0]]
 
@@ -271,7 +283,8 @@ def test_buffer_state_survives_saving() -> None:
             )
         for buffer in (first, second) if t >= 4 else (first,):
             rows = who[t]
-            buffer.push(
+            push(
+                buffer,
                 rows,
                 torch.from_numpy(w[t]).float(),
                 torch.from_numpy(g[rows.numpy(), t]).float(),
@@ -291,14 +304,16 @@ def test_paper_buffer_pairs_by_position() -> None:
     extra = rng.normal(size=5)
     buffer = PaperBuffer(2, 2, 5, CPU)
     for t in range(2):
-        buffer.push(
+        push(
+            buffer,
             torch.arange(2),
             torch.from_numpy(w[t]).float(),
             torch.from_numpy(g[:, t]).float(),
             t,
             True,
         )
-    buffer.push(
+    push(
+        buffer,
         torch.tensor([0]),
         torch.from_numpy(w[2]).float(),
         torch.from_numpy(extra[None]).float(),
@@ -306,7 +321,7 @@ def test_paper_buffer_pairs_by_position() -> None:
         False,
     )
     v = rng.normal(size=5)
-    found, _ = buffer.estimate(torch.zeros(2, 5), torch.from_numpy(v).float(), torch.arange(2))
+    found, _, _ = buffer.estimate(torch.zeros(2, 5), torch.from_numpy(v).float(), torch.arange(2))
     literal = lbfgs_hvp(
         torch.from_numpy(w[:2]),
         torch.from_numpy(np.stack([np.stack([g[0, 1], extra]), g[1, :2]])),

@@ -1,0 +1,118 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedrec.recoverers import FedRecover
+from fedrec.types import CohortUpdates, RoundRecord
+
+IDS = ("a", "b", "c")
+
+
+class Context(SimpleNamespace):
+    """A recovery of three clients with Hessian I; history hands out its own memory."""
+
+    def __init__(self) -> None:
+        super().__init__(client_ids=IDS, max_rounds=100, reads=[], asked=[])
+        generator = torch.Generator().manual_seed(0)
+        self.records = [
+            RoundRecord(
+                round=t,
+                global_weights=torch.randn(4, generator=generator),
+                client_ids=IDS,
+                updates=torch.randn(3, 4, generator=generator),
+                num_samples=torch.ones(3, dtype=torch.int64),
+                aggregate=torch.zeros(4),
+            )
+            for t in range(6)
+        ]
+        self.t, self.weights, self.refuses = 0, torch.zeros(4), ()
+
+    def history(self, t, client_ids=None):
+        self.reads.append(t)
+        record = self.records[t]
+        return record if client_ids in (None, IDS) else record.select(client_ids)
+
+    def exact(self, client_ids, reason):
+        self.asked.append((self.t, tuple(client_ids), reason))
+        ids = tuple(c for c in client_ids if c not in self.refuses)
+        record = self.records[self.t].select(ids)
+        return CohortUpdates(
+            client_ids=ids,
+            updates=record.updates + (self.weights - record.global_weights),
+            num_samples=record.num_samples,
+        )
+
+    def step(self, recoverer, t):
+        self.t = t
+        return recoverer.round_updates(t, self.weights, self)
+
+
+def recoverer(**kwargs) -> FedRecover:
+    made = FedRecover(
+        warmup_rounds=3,
+        correction_period=None,
+        final_rounds=0,
+        tolerance_rate=None,
+        **kwargs,
+    )
+    made.start(SimpleNamespace(), IDS, 100)
+    return made
+
+
+@pytest.mark.parametrize("estimate", ["lbfgs", "history"])
+@pytest.mark.parametrize("threshold", [None, 1e-6])
+def test_records_are_read_once_a_round_and_never_changed(estimate, threshold) -> None:
+    ctx = Context()
+    before = [r.updates.clone() for r in ctx.records]
+    method = recoverer(estimate=estimate, abnormality_threshold=threshold)
+    for t in range(6):
+        sent = ctx.step(method, t)
+        assert sent.client_ids == IDS
+        if estimate == "lbfgs" or (t < 3 or threshold):
+            expected = before[t] + (ctx.weights - ctx.records[t].global_weights)
+        else:
+            expected = before[t]
+        torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+    assert ctx.reads == ([0, 1, 2] if estimate == "lbfgs" else []) + [3, 4, 5]
+    assert len(ctx.asked) == (6 if threshold else 3)
+    assert all(torch.equal(r.updates, b) for r, b in zip(ctx.records, before, strict=True))
+
+
+def test_only_the_abnormal_client_is_asked_and_adds_a_pair() -> None:
+    ctx = Context()
+    method = recoverer(abnormality_threshold=100.0)
+    for t in range(3):
+        ctx.step(method, t)
+    ctx.records[3].updates[1, 2] = -1000.0
+    sent = ctx.step(method, 3)
+    assert ctx.asked[3:] == [(3, ("b",), "abnormality")]
+    assert method._pairs.stamp.max(dim=1).values.tolist() == [2, 3, 2]
+    expected = ctx.records[3].updates - ctx.records[3].global_weights
+    torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_client_that_is_refused_leaves_the_round() -> None:
+    ctx = Context()
+    method = recoverer(abnormality_threshold=1e-6)
+    for t in range(3):
+        ctx.step(method, t)
+    ctx.refuses = ("b",)
+    sent = ctx.step(method, 3)
+    assert sent.client_ids == ("a", "c")
+    expected = (ctx.records[3].updates - ctx.records[3].global_weights)[[0, 2]]
+    torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+    assert method._pairs.stamp.max(dim=1).values.tolist() == [3, 2, 3]
+
+
+def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
+    ctx = Context()
+    method = recoverer(abnormality_threshold=100.0)
+    ctx.weights = ctx.records[0].global_weights
+    for t in range(3):
+        # No model difference, so no pair.
+        ctx.weights = ctx.records[t].global_weights
+        ctx.step(method, t)
+    ctx.step(method, 3)
+    assert ctx.asked[3:] == [(3, IDS, "fallback")]
+    assert method.diagnostics()["skipped_pairs"] == 9.0

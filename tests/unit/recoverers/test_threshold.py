@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+import torch
+
+from fedrec.recoverers import threshold as module
+from fedrec.recoverers.threshold import abnormality_threshold, largest_magnitudes
+
+
+def reference(rounds: list[np.ndarray], allowed: list[int]) -> float:
+    """max over t of the (allowed + 1)-th largest magnitude, by sorting in float64."""
+    found = 0.0
+    for values, k in zip(rounds, allowed, strict=True):
+        if values.size:
+            magnitudes = np.abs(values.astype(np.float64)).ravel()
+            found = max(found, float(np.partition(magnitudes, values.size - k - 1)[-k - 1]))
+    return found
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 18])
+@pytest.mark.parametrize(
+    ("rate", "allowed"), [(0.0, 0), (0.001, 0), (0.01, 3), (0.29, 87), (0.999, 299)]
+)
+def test_threshold_is_the_order_statistic_by_sorting(
+    block: int, rate: float, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", block)
+    rng = np.random.default_rng(0)
+    scales = (1.0, 3.0, 2.0, 3.1)
+    rounds = [(rng.normal(size=(6, 50)) * a).astype(np.float32) for a in scales]
+    rounds[1] = np.round(rounds[1])  # ties, also at the threshold
+    for count in range(1, 5):
+        found = abnormality_threshold((torch.from_numpy(g) for g in rounds[:count]), rate)
+        assert found == reference(rounds[:count], [allowed] * count)
+
+
+def test_rounds_differ_in_size() -> None:
+    rounds = [torch.arange(-9.0, 1.0)[None], torch.tensor([[6.0, -8.0, 7.0]])]
+    # floor(0.2 * 10) = 2 entries may exceed in the first round, none in the second.
+    assert abnormality_threshold(rounds, 0.2) == 8.0
+    assert abnormality_threshold(rounds[:1], 0.2) == 7.0
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
+def test_equal_entries_are_their_own_threshold(rate: float) -> None:
+    assert abnormality_threshold([torch.full((3, 4), -2.5)], rate) == 2.5
+
+
+def test_zeros_and_rounds_without_entries_give_zero() -> None:
+    assert abnormality_threshold([], 0.1) == 0.0
+    assert abnormality_threshold([torch.zeros(0, 5), torch.zeros(2, 5)], 0.1) == 0.0
+
+
+def test_largest_negative_entry_counts() -> None:
+    assert abnormality_threshold([torch.tensor([[1.0, -3.0], [2.0, 0.5]])], 0.0) == 3.0
+
+
+def test_largest_magnitudes_of_rows() -> None:
+    rows = torch.tensor([[1.0, -3.0], [-1.0, 2.0], [0.0, -0.0], [float("-inf"), 1.0]])
+    assert largest_magnitudes(rows).tolist() == [3.0, 2.0, 0.0, float("inf")]
+    assert bool(largest_magnitudes(torch.tensor([[1.0, float("nan")]])).isnan())
