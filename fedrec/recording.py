@@ -280,7 +280,8 @@ class Recording:
             buffers=engine.buffers if engine.averages_buffers else None,
         )
         if self.detector is not None:
-            self.detector.observe(record)
+            # As a resumed recording will see it.
+            self.detector.observe(self.history.as_stored(record))
         spent = time.perf_counter() - began
         values = {**sent.metrics, **logged}
         if loop.evaluates(t, self.max_rounds):

@@ -70,7 +70,7 @@ class RoundReader:
     Args:
         history: The recording.
         client_ids: Clients that remain; the others' updates are never read.
-        rounds: Rounds of the recovery, increasing.
+        rounds: Rounds in the order in which they will be read.
         device: Where records are put.
     """
 
@@ -127,7 +127,7 @@ def read_ahead(
     Args:
         history: The recording.
         client_ids: Read only these clients' updates, where they are present.
-        rounds: Rounds, increasing.
+        rounds: Rounds, each once.
         device: Where records are put.
     """
     steps = list(rounds)

@@ -84,6 +84,26 @@ class HistoryStore(ABC):
         """
         return self.read_round(t, ()).present
 
+    def magnitude_bounds(self, t: int) -> dict[str, float]:
+        """Return a number for each client present that no magnitude in its stored update exceeds.
+
+        A store may know them without reading the updates; this one reads them.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        record = self.read_round(t)
+        largest = record.updates.abs().amax(dim=1).tolist()
+        return dict(zip(record.client_ids, largest, strict=True))
+
+    def as_stored(self, record: RoundRecord) -> RoundRecord:
+        """Return a round that is to be written as `read_round` would return it afterwards.
+
+        It differs where a store keeps updates approximately.
+        """
+        return record
+
     @abstractmethod
     def rounds(self) -> range:
         """Return the rounds that are stored, `range(0, k)`."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from fedrec.history.base import HistoryStore
 from fedrec.history.conversion import to_arrays, to_record
@@ -20,8 +23,8 @@ class LMDBHistory(HistoryStore):
 
     When `write_round` returns, the round survives a killed process and a power cut. Every value
     carries a checksum that is compared at each read, so what is read is what was written, or an
-    error that names round and client. Global weights and client updates are stored exactly, in
-    float32.
+    error that names round and client. Global weights and aggregates are stored exactly; how
+    client updates are stored is up to the `codec`, by default exactly, too.
 
     One process writes at a time, any number may read meanwhile; an open history can be used
     after a fork and can be pickled, as the path it stands for. The directory must be on a local
@@ -29,11 +32,16 @@ class LMDBHistory(HistoryStore):
 
     Args:
         path: Directory of the history; it is made when a recording begins.
+        codec: How client updates are stored: `"float32"`, smaller without loss (`"lz4"`,
+            `"zstd"`), with some (`"float16"`, `"int8"`, `"int8+zstd"`), with much (`"sign"`), or
+            the name of a codec of your own (`register_codec`). By default as an existing
+            recording has it, and float32 in a new one.
         map_size: Most bytes the history may ever take. `None` reserves 1 TiB: of address space,
             not of disk or memory.
 
     Raises:
-        ConfigurationError: If `path` is not a path, or `map_size` less than 65,536.
+        ConfigurationError: If `path` is not a path, `codec` is not known, or `map_size` is less
+            than 65,536.
 
     Examples:
         >>> import tempfile, torch
@@ -54,13 +62,24 @@ class LMDBHistory(HistoryStore):
         (range(0, 1), tensor([[4., 5.]]))
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, map_size: int | None = None) -> None:
-        self._store = RoundStore(path, map_size=map_size)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        codec: str | None = None,
+        map_size: int | None = None,
+    ) -> None:
+        self._store = RoundStore(path, codec=codec, map_size=map_size)
 
     @property
     def path(self) -> Path:
         """Directory of the history."""
         return self._store.path
+
+    @property
+    def codec(self) -> str | None:
+        """Codec that was asked for, or `None` for that of the recording."""
+        return self._store.codec
 
     @property
     def map_size(self) -> int | None:
@@ -72,7 +91,8 @@ class LMDBHistory(HistoryStore):
         """The manifest.
 
         Raises:
-            HistoryFormatError: If nothing has been recorded yet, or by a newer fedrec.
+            HistoryFormatError: If nothing has been recorded yet, or by a newer fedrec, or with
+                another codec than was asked for.
         """
         return self._store.manifest
 
@@ -83,6 +103,9 @@ class LMDBHistory(HistoryStore):
 
     def begin(self, manifest: Manifest) -> None:
         """Start a recording in an empty store.
+
+        Args:
+            manifest: The manifest; where a codec was asked for, its `codec` is replaced.
 
         Raises:
             HistoryFormatError: If the store already holds a recording.
@@ -114,6 +137,34 @@ class LMDBHistory(HistoryStore):
             HistoryCorruptedError: If the bytes are not those that were written.
         """
         return to_record(self._store.read_round(t, client_ids))
+
+    def present(self, t: int) -> tuple[str, ...]:
+        """Return the clients whose updates are stored for a round, without reading the updates.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self._store.present(t)
+
+    def magnitude_bounds(self, t: int) -> dict[str, float]:
+        """Return a number for each client present that no magnitude in its stored update exceeds.
+
+        They were found when the round was written; the updates are not read.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self._store.magnitude_bounds(t)
+
+    def as_stored(self, record: RoundRecord) -> RoundRecord:
+        """Return a round that is to be written as `read_round` would return it afterwards."""
+        arrays = to_arrays(record)
+        updates = self._store.as_stored(self.manifest, arrays.updates)
+        if updates is arrays.updates:
+            return record
+        return replace(record, updates=torch.from_numpy(updates).to(record.updates.device))
 
     def rounds(self) -> range:
         """Return the rounds that are stored, `range(0, k)`."""

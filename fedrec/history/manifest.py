@@ -37,7 +37,7 @@ class Manifest:
         execution: The execution plan: executor, threads, device, precision.
         recipe: The resolved recipe, or `None`.
         versions: Versions of fedrec, torch and others, by name.
-        codec: How updates are stored.
+        codec: Name of the codec that updates are stored with.
         convention: Sign and unit of a stored update.
         store_id: Hex of 16 random bytes that every record of the store carries.
         format_version: Version of the on-disk format.

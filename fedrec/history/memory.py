@@ -10,7 +10,7 @@ from fedrec.exceptions import HistoryFormatError, RoundNotFoundError
 from fedrec.history.base import HistoryStore
 from fedrec.history.conversion import to_arrays, to_record
 from fedrec.history.manifest import Manifest
-from fedrec.history.rounds import RoundArrays
+from fedrec.history.rounds import RoundArrays, largest_magnitudes
 from fedrec.types import RoundRecord
 
 __all__ = ["MemoryHistory"]
@@ -32,6 +32,7 @@ class MemoryHistory(HistoryStore):
     def __init__(self) -> None:
         self._manifest: Manifest | None = None
         self._rounds: list[RoundArrays] = []
+        self._bounds: list[dict[str, float]] = []
 
     @property
     def manifest(self) -> Manifest:
@@ -72,7 +73,9 @@ class MemoryHistory(HistoryStore):
         """
         arrays = to_arrays(record)
         arrays.check(self.manifest, len(self._rounds))
+        largest = largest_magnitudes(arrays.updates).tolist()
         self._rounds.append(copy.deepcopy(arrays))
+        self._bounds.append(dict(zip(arrays.client_ids, largest, strict=True)))
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
         """Read a round; the result owns its memory.
@@ -112,6 +115,15 @@ class MemoryHistory(HistoryStore):
             RoundNotFoundError: If the round is not stored.
         """
         return self._stored(t).client_ids
+
+    def magnitude_bounds(self, t: int) -> dict[str, float]:
+        """Return the largest magnitude in the stored update of each client present.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+        """
+        self._stored(t)
+        return self._bounds[t]
 
     def _stored(self, t: int) -> RoundArrays:
         if t not in self.rounds():

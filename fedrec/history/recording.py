@@ -65,7 +65,8 @@ class Recording:
         if manifest.codec not in CODECS:
             raise HistoryFormatError(
                 f"History `{history}` stores updates as `{manifest.codec}`, which this fedrec "
-                f"does not know. Known: {', '.join(CODECS)}."
+                f"does not know. Known: {', '.join(CODECS)}. HINT: if it is a codec of your own, "
+                "call `fedrec.history.register_codec` first."
             )
         text = manifest.to_json()
         self.history = history

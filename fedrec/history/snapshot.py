@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from operator import itemgetter
-from typing import Any
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import lmdb
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedrec.exceptions import HistoryCorruptedError, RoundNotFoundError
 from fedrec.history.codecs import Codec, Float32Codec
+from fedrec.history.codecs.rows import map_rows
 from fedrec.history.environment import Environment
 from fedrec.history.recording import (
     AGGREGATE,
@@ -29,6 +31,16 @@ from fedrec.history.rounds import RoundArrays
 __all__ = ["Snapshot"]
 
 _EXACT = Float32Codec()
+
+
+class _Wanted(NamedTuple):
+    """A vector to read, and where it goes."""
+
+    database: str
+    client_index: int
+    checksum: str
+    codec: Codec
+    out: NDArray[np.float32]
 
 
 class Snapshot:
@@ -104,21 +116,25 @@ class Snapshot:
 
         updates = np.empty((len(rows), d), np.float32)
         wanted = [
-            (entry["present"][k], entry["updates"][k], out)
+            _Wanted("updates", entry["present"][k], entry["updates"][k], recording.codec, out)
             for k, out in zip(rows, updates, strict=True)
         ]
-        cursor = self._environment.cursor(self._txn, "updates")
         # In the order of the keys, so that the file is read from front to back.
-        for index, checksum, out in sorted(wanted, key=itemgetter(0)):
-            self._decode(cursor, t, index, checksum, recording.codec, out)
+        wanted.sort(key=attrgetter("client_index"))
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
-        cursor = self._environment.cursor(self._txn, "models")
-        self._decode(cursor, t, GLOBAL_WEIGHTS, entry["global_weights"], _EXACT, weights)
-        self._decode(cursor, t, AGGREGATE, entry["aggregate"], _EXACT, aggregate)
+        wanted += [
+            _Wanted("models", GLOBAL_WEIGHTS, entry["global_weights"], _EXACT, weights),
+            _Wanted("models", AGGREGATE, entry["aggregate"], _EXACT, aggregate),
+        ]
         buffers = None
         if recording.manifest.num_buffers:
             buffers = np.empty(recording.manifest.num_buffers, np.float32)
-            self._decode(cursor, t, BUFFERS, entry["buffers"], _EXACT, buffers)
+            wanted.append(_Wanted("models", BUFFERS, entry["buffers"], _EXACT, buffers))
+        cursors = {
+            name: self._environment.cursor(self._txn, name) for name in ("updates", "models")
+        }
+        found = [(one, self._find(cursors[one.database], t, one)) for one in wanted]
+        map_rows(partial(self._decode, t), found, sum(one.out.nbytes for one in wanted))
         return RoundArrays(
             round=t,
             global_weights=weights,
@@ -131,20 +147,17 @@ class Snapshot:
             buffers=buffers,
         )
 
-    def _decode(
-        self,
-        cursor: lmdb.Cursor[memoryview],
-        t: int,
-        index: int,
-        checksum: str,
-        codec: Codec,
-        out: NDArray[np.float32],
-    ) -> None:
-        """Find, check and decode one vector."""
-        if not cursor.set_key(key(t, index)):
-            raise self.recording.corrupted(t, index, "they are missing")
+    def _find(self, cursor: lmdb.Cursor[memoryview], t: int, wanted: _Wanted) -> memoryview:
+        """Find the record of a vector of round `t`."""
+        if not cursor.set_key(key(t, wanted.client_index)):
+            raise self.recording.corrupted(t, wanted.client_index, "they are missing")
+        return cursor.value()
+
+    def _decode(self, t: int, found: tuple[_Wanted, memoryview]) -> None:
+        """Check and decode the record of a vector of round `t`."""
+        (_, index, checksum, codec, out), record = found
         payload = self.recording.unpack(
-            cursor.value(),
+            record,
             t,
             index,
             codec=codec.id,
@@ -152,4 +165,9 @@ class Snapshot:
             size=out.size,
             checksum=int(checksum, 16),
         )
-        codec.decode(payload, out)
+        try:
+            codec.decode(payload, out)
+        except ValueError as error:
+            raise self.recording.corrupted(
+                t, index, f"as `{codec.name}` they make no sense: {error}"
+            ) from error

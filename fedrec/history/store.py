@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrec._checks import check_int
+from fedrec._checks import check_choice, check_int
 from fedrec.exceptions import ConfigurationError, HistoryError, HistoryFormatError, expected
-from fedrec.history.codecs import Codec, Float32Codec
+from fedrec.history.codecs import CODECS, Codec, Float32Codec
+from fedrec.history.codecs.rows import map_rows
 from fedrec.history.environment import DATA, Environment
 from fedrec.history.lock import WriterLock
 from fedrec.history.manifest import Manifest
@@ -29,7 +33,7 @@ from fedrec.history.recording import (
     digest,
     key,
 )
-from fedrec.history.rounds import RoundArrays
+from fedrec.history.rounds import RoundArrays, largest_magnitudes
 from fedrec.history.snapshot import Snapshot
 
 __all__ = ["RoundStore"]
@@ -46,6 +50,8 @@ class RoundStore:
 
     Args:
         path: Directory of the history; it is made when a recording begins.
+        codec: How updates are stored. `None`: as they are in a recording that exists, as the
+            manifest says in a new one.
         map_size: Most bytes the history may ever take. `None` reserves 1 TiB: of address space,
             not of disk or memory.
 
@@ -55,8 +61,16 @@ class RoundStore:
     """
 
     transaction_bytes = 256 * 2**20
+    # Encoded at once; then they go to LMDB, so that no round is in memory twice.
+    _batch_bytes = 16 * 2**20
 
-    def __init__(self, path: str | os.PathLike[str], *, map_size: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        codec: str | None = None,
+        map_size: int | None = None,
+    ) -> None:
         self._environment: Environment | None = None
         self._lock: WriterLock | None = None
         self._recording: Recording | None = None
@@ -65,6 +79,7 @@ class RoundStore:
             raise ConfigurationError(expected("path", "the path of a directory", path))
         self.path = Path(path)
         self._directory = self.path.absolute()  # the working directory may change
+        self.codec = codec if codec is None else check_choice("codec", codec, CODECS)
         self.map_size = map_size
         if map_size is not None:
             check_int("map_size", map_size, minimum=2**16)
@@ -79,17 +94,23 @@ class RoundStore:
         """The manifest.
 
         Raises:
-            HistoryFormatError: If no recording has begun here, or by a newer fedrec.
+            HistoryFormatError: If no recording has begun here, or by a newer fedrec, or with
+                another codec than this store was asked to use.
         """
         return self._load().manifest
 
     def begin(self, manifest: Manifest) -> None:
         """Start a recording; on disk it appears as a whole or not at all.
 
+        Args:
+            manifest: The manifest; if this store was given a codec, its `codec` is replaced.
+
         Raises:
             HistoryFormatError: If there is one already.
             HistoryLockedError: If another process is just starting one.
         """
+        if self.codec is not None:
+            manifest = dataclasses.replace(manifest, codec=self.codec)
         recording = Recording(str(self.path), manifest)
         self._check_empty()
         self.close()  # what this store had open before, if that was deleted
@@ -124,22 +145,21 @@ class RoundStore:
         environment.check_disk(num_bytes)
 
         self._tail = None  # until all is done
-        checksums: dict[int, str] = {}
+        stored: dict[int, _Record] = {}
         for number, group in enumerate(groups, start=1):
             with environment.write(num_bytes) as txn:
                 if sweep:
                     environment.truncate(txn, "updates", key(t, 0))
                     environment.truncate(txn, "models", key(t, 0))
                     sweep = False
-                for database, index, vector, codec in group:
-                    payload = codec.encode(vector)
-                    data, checksum = recording.pack(
-                        t, index, payload, codec=codec.id, dtype=FLOAT32, size=vector.size
-                    )
-                    environment.append(txn, database, key(t, index), data)
-                    checksums[index] = f"{checksum:016x}"
+                for batch in _split(group, self._batch_bytes):
+                    made = map_rows(partial(_encode, recording, t), batch, num_bytes)
+                    for value, one in zip(batch, made, strict=True):
+                        index = value.client_index
+                        environment.append(txn, value.database, key(t, index), one.data)
+                        stored[index] = one._replace(data=b"")
                 if number == len(groups):
-                    entry = _entry(record, recording, previous, checksums)
+                    entry = _entry(record, recording, previous, stored)
                     data, _ = recording.pack(t, ROUND, canonical(entry))
                     environment.append(txn, "rounds", key(t, ROUND), data)
                     tail = (t + 1, digest(data))
@@ -161,6 +181,41 @@ class RoundStore:
             return range(0)
         with self._snapshot() as snapshot:
             return snapshot.rounds()
+
+    def present(self, t: int) -> tuple[str, ...]:
+        """Return the clients whose updates are stored for a round.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return tuple(self.magnitude_bounds(t))
+
+    def magnitude_bounds(self, t: int) -> dict[str, float]:
+        """Return a number for each client present that no magnitude in its stored update exceeds.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        with self._snapshot() as snapshot:
+            entry, _ = snapshot.entry(t)
+            ids = snapshot.recording.client_ids
+            return {ids[i]: b for i, b in zip(entry["present"], entry["bounds"], strict=True)}
+
+    def as_stored(self, manifest: Manifest, updates: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return updates as they come back from a store with this manifest.
+
+        Shape:
+            - `updates`: $(m, d)$.
+        """
+        codec = CODECS[manifest.codec]
+        if codec.lossless:
+            return updates
+        decoded = np.empty_like(updates)
+        for update, out in zip(updates, decoded, strict=True):
+            codec.decode(memoryview(codec.encode(np.ascontiguousarray(update)).payload), out)
+        return decoded
 
     def num_bytes(self) -> int:
         """Return the size of the file in bytes."""
@@ -226,7 +281,14 @@ class RoundStore:
             environment = self._open()
             with environment.read() as txn:
                 found = environment.cursor(txn, "meta").get(key(0, MANIFEST), b"")
-                self._recording = Recording.load(str(self.path), bytes(found))
+                recording = Recording.load(str(self.path), bytes(found))
+            if self.codec not in (None, recording.codec.name):
+                raise HistoryFormatError(
+                    f"History `{self.path}` stores updates as `{recording.codec.name}`, but was "
+                    f"opened with codec=`{self.codec}`. HINT: leave `codec` out to go on as "
+                    "recorded, or record to another path."
+                )
+            self._recording = recording
         return self._recording
 
     @contextmanager
@@ -235,6 +297,15 @@ class RoundStore:
         environment = self._open()
         with environment.read() as txn:
             yield Snapshot(recording, environment, txn)
+
+
+class _Record(NamedTuple):
+    """A vector as it goes to disk."""
+
+    data: bytes
+    checksum: str
+    max_error: float
+    bound: float
 
 
 class _Value(NamedTuple):
@@ -259,6 +330,19 @@ def _values(record: RoundArrays, recording: Recording) -> list[_Value]:
     return values
 
 
+def _encode(recording: Recording, t: int, value: _Value) -> _Record:
+    """Return the record of a vector of round `t`."""
+    codec, size = value.codec, value.vector.size
+    payload, max_error = codec.encode(np.ascontiguousarray(value.vector))
+    bound = float(largest_magnitudes(value.vector[None])[0])
+    if max_error:
+        bound = math.nextafter(bound + max_error, math.inf)
+    data, checksum = recording.pack(
+        t, value.client_index, payload, codec=codec.id, dtype=FLOAT32, size=size
+    )
+    return _Record(data, f"{checksum:016x}", max_error, bound)
+
+
 def _split(values: list[_Value], num_bytes: int) -> Iterator[list[_Value]]:
     """Split values into groups of at most so many bytes, and of one value at least."""
     group: list[_Value] = []
@@ -273,10 +357,12 @@ def _split(values: list[_Value], num_bytes: int) -> Iterator[list[_Value]]:
 
 
 def _entry(
-    record: RoundArrays, recording: Recording, previous: str, checksums: dict[int, str]
+    record: RoundArrays, recording: Recording, previous: str, stored: dict[int, _Record]
 ) -> dict[str, Any]:
     """Return the round record."""
     index = recording.indices
+    updates = [stored[index[c]] for c in record.client_ids]
+    buffers = stored.get(BUFFERS)
     return {
         "round": record.round,
         "previous": previous,
@@ -285,8 +371,10 @@ def _entry(
         "present": [index[c] for c in record.client_ids],
         "num_samples": record.num_samples.tolist(),
         "refused": [[index[c], reason] for c, reason in record.refused.items()],
-        "updates": [checksums[index[c]] for c in record.client_ids],
-        "global_weights": checksums[GLOBAL_WEIGHTS],
-        "aggregate": checksums[AGGREGATE],
-        "buffers": checksums.get(BUFFERS),
+        "updates": [update.checksum for update in updates],
+        "bounds": [u.bound for u in updates],
+        "max_error": None if recording.codec.lossless else [u.max_error for u in updates],
+        "global_weights": stored[GLOBAL_WEIGHTS].checksum,
+        "aggregate": stored[AGGREGATE].checksum,
+        "buffers": None if buffers is None else buffers.checksum,
     }

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_float, check_int
 from fedrec.exceptions import ConfigurationError, RecoveryError, expected
+from fedrec.history.background import read_ahead
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
 from fedrec.recoverers.threshold import abnormality_threshold, largest_magnitudes
 from fedrec.types import CohortUpdates, RecoveryContext, RoundRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fedrec.history.base import HistoryStore
 
 __all__ = ["FedRecover"]
@@ -132,7 +131,7 @@ class FedRecover(ReplayRecoverer):
         return None
 
     def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
-        """Find the abnormality threshold in one pass over the remaining clients' history."""
+        """Find the abnormality threshold in the remaining clients' history."""
         self._remaining = remaining
         self._pairs = None
         self._estimated = 0
@@ -142,15 +141,7 @@ class FedRecover(ReplayRecoverer):
         if self.abnormality_threshold is not None:
             self._threshold = self.abnormality_threshold
         elif self.tolerance_rate is not None:
-            self._threshold = abnormality_threshold(
-                self._historical(history, max_rounds), self.tolerance_rate
-            )
-
-    def _historical(self, history: HistoryStore, max_rounds: int) -> Iterator[Tensor]:
-        keep = set(self._remaining)
-        for t in history.rounds()[:max_rounds]:
-            present = history.read_round(t, ()).present
-            yield history.read_round(t, [c for c in present if c in keep]).updates
+            self._threshold = _threshold(history, remaining, max_rounds, self.tolerance_rate)
 
     def round_updates(
         self, t: int, global_weights: Tensor, ctx: RecoveryContext
@@ -244,6 +235,13 @@ class FedRecover(ReplayRecoverer):
             everyone,
         )
 
+    def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
+        """Return the bytes of pairs and estimates."""
+        if self.estimate != "lbfgs":
+            return 0
+        rows = num_clients * (self.buffer_size + 1) + self.buffer_size + 1
+        return rows * num_parameters * torch.float32.itemsize
+
     def state_dict(self) -> dict[str, Any]:
         """Return threshold, pairs and counters."""
         return {
@@ -269,3 +267,21 @@ class FedRecover(ReplayRecoverer):
             "estimated_updates": float(self._estimated),
             "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
         }
+
+
+def _threshold(
+    history: HistoryStore, remaining: tuple[str, ...], max_rounds: int, tolerance_rate: float
+) -> float:
+    """Find the abnormality threshold, reading no round that cannot raise it."""
+    keep = set(remaining)
+    bounds = {
+        t: max((b for c, b in history.magnitude_bounds(t).items() if c in keep), default=0.0)
+        for t in history.rounds()[:max_rounds]
+    }
+    threshold = 0.0
+    highest_first = sorted(bounds, key=bounds.__getitem__, reverse=True)
+    for record in read_ahead(history, remaining, highest_first, torch.device("cpu")):
+        if bounds[record.round] <= threshold:
+            break
+        threshold = abnormality_threshold([record.updates], tolerance_rate, threshold)
+    return threshold

@@ -27,7 +27,9 @@ def largest_magnitudes(updates: Tensor) -> Tensor:
     return torch.maximum(updates.amax(dim=1), updates.amin(dim=1).neg())
 
 
-def abnormality_threshold(rounds: Iterable[Tensor], tolerance_rate: float) -> float:
+def abnormality_threshold(
+    rounds: Iterable[Tensor], tolerance_rate: float, at_least: float = 0.0
+) -> float:
     r"""Find the smallest threshold that few historical entries exceed, in any round.
 
     For round $t$, $\tau_t$ is the smallest number that at most $\lfloor \alpha N_t \rfloor$ of the
@@ -37,9 +39,10 @@ def abnormality_threshold(rounds: Iterable[Tensor], tolerance_rate: float) -> fl
     Args:
         rounds: One tensor of historical updates per round, shape $(m_t, d)$.
         tolerance_rate: $\alpha$ in [0, 1).
+        at_least: What other rounds gave, at least 0.
 
     Returns:
-        $\tau$; 0 if there is no entry at all.
+        $\tau$; `at_least` if there is no entry at all.
 
     References:
         - Cao et al., FedRecover, IEEE S&P 2023, section IV-C.
@@ -50,7 +53,7 @@ def abnormality_threshold(rounds: Iterable[Tensor], tolerance_rate: float) -> fl
     """
     # From the decimal text: 0.29 * 100 is 28.999... in binary.
     rate = Fraction(str(tolerance_rate))
-    threshold = 0.0
+    threshold = at_least
     for updates in rounds:
         if updates.numel() == 0:
             continue

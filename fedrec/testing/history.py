@@ -40,6 +40,8 @@ class HistoryStoreContract(ABC):
     persistent: bool = True
     #: Largest error of a stored client update, relative to its largest entry; 0 means bit-exact.
     tolerance: float = 0.0
+    #: Codec of the recordings that are made.
+    codec: str = "float32"
     #: Size of the recordings that are made.
     client_ids: tuple[str, ...] = tuple(f"client-{i}" for i in range(6))
     num_parameters: int = 37
@@ -59,6 +61,7 @@ class HistoryStoreContract(ABC):
             aggregator={"class_path": "TrimmedMean", "init_args": {"trim": 0.2}},
             server_lr=0.1,
             max_rounds=50,
+            codec=self.codec,
         )
         return dataclasses.replace(manifest, **changes)
 
@@ -184,6 +187,24 @@ class HistoryStoreContract(ABC):
             self.assert_same(store.read_round(0, [a]), written.select([a]))
             with pytest.raises(RoundNotFoundError, match=c):
                 store.read_round(0, [a, c])
+
+    def test_what_is_known_without_reading(self, tmp_path: Path) -> None:
+        """Who is present, and how large their stored updates are at most, is known."""
+        with self.begun(tmp_path / "history", num_rounds=2) as store:
+            found = store.read_round(1)
+            assert store.present(1) == found.present == tuple(store.magnitude_bounds(1))
+            largest = found.updates.abs().amax(dim=1).tolist()
+            for bound, magnitude in zip(store.magnitude_bounds(1).values(), largest, strict=True):
+                assert magnitude <= bound <= 1.1 * magnitude + 1e-30
+            with pytest.raises(RoundNotFoundError):
+                store.magnitude_bounds(2)
+
+    def test_as_stored(self, tmp_path: Path) -> None:
+        """What reading will give is known before writing."""
+        with self.begun(tmp_path / "history") as store:
+            expected = store.as_stored(self.record(0))
+            store.write_round(self.record(0))
+            assert same_bits(expected.updates, store.read_round(0).updates)
 
     def test_cohort_defaults_to_the_clients(self, tmp_path: Path) -> None:
         """If all who were asked were used, the cohort need not be given."""

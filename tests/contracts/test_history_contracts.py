@@ -1,11 +1,13 @@
-"""The contract of history stores, over every store there is."""
+"""The contracts of history stores and codecs, over every one there is."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
+from fedrec.history import Codec, HistoryStore, LMDBHistory, MemoryHistory
+from fedrec.history.codecs import CODECS
 from fedrec.testing import HistoryStoreContract
+from fedrec.testing.codecs import CodecContract
 
 
 class TestLMDBHistory(HistoryStoreContract):
@@ -13,8 +15,75 @@ class TestLMDBHistory(HistoryStoreContract):
         return LMDBHistory(path)
 
 
+class TestLMDBHistoryWithFloat16(HistoryStoreContract):
+    codec = "float16"
+    tolerance = 2**-11
+
+    def make(self, path: Path) -> HistoryStore:
+        return LMDBHistory(path, codec="float16")
+
+
+class TestLMDBHistoryWithInt8Zstd(HistoryStoreContract):
+    codec = "int8+zstd"
+    tolerance = 0.5 / 126
+
+    def make(self, path: Path) -> HistoryStore:
+        return LMDBHistory(path, codec="int8+zstd")
+
+
+class TestLMDBHistoryWithZstd(HistoryStoreContract):
+    codec = "zstd"
+
+    def make(self, path: Path) -> HistoryStore:
+        return LMDBHistory(path, codec="zstd")
+
+
 class TestMemoryHistory(HistoryStoreContract):
     persistent = False
 
     def make(self, path: Path) -> HistoryStore:
         return MemoryHistory()
+
+
+class TestFloat32(CodecContract):
+    def make(self) -> Codec:
+        return CODECS["float32"]
+
+
+class TestLz4(CodecContract):
+    def make(self) -> Codec:
+        return CODECS["lz4"]
+
+
+class TestZstd(CodecContract):
+    def make(self) -> Codec:
+        return CODECS["zstd"]
+
+
+class TestFloat16(CodecContract):
+    relative_error = 2**-11
+
+    def make(self) -> Codec:
+        return CODECS["float16"]
+
+
+class TestInt8(CodecContract):
+    relative_error = 0.01
+
+    def make(self) -> Codec:
+        return CODECS["int8"]
+
+
+class TestInt8Zstd(CodecContract):
+    stable = False  # the coarser the entries, the coarser the median step
+    relative_error = 0.02
+
+    def make(self) -> Codec:
+        return CODECS["int8+zstd"]
+
+
+class TestSign(CodecContract):
+    relative_error = 1.0
+
+    def make(self) -> Codec:
+        return CODECS["sign"]

@@ -177,6 +177,7 @@ def test_a_recovery_reads_the_updates_of_a_round_once(recoverer, reads) -> None:
     loop = FederatedLoop(enable_progress_bar=False)
     loop.record(federation, FedAvg(), recording, max_rounds=40, server_lr=0.1)
     history._manifest, history._rounds = recording._manifest, recording._rounds
+    history._bounds = recording._bounds
     loop.recover(federation, history, recoverer, exclude=["q4"])
     final = set(range(35, 40))  # asked without looking at history
     for t in set(range(40)) - final:

@@ -1,9 +1,15 @@
+from collections.abc import Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from fedrec.aggregators import FedAvg
+from fedrec.history import MemoryHistory
+from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover
+from fedrec.testing.problems import quadratic_federation
 from fedrec.types import CohortUpdates, RoundRecord
 
 IDS = ("a", "b", "c")
@@ -116,3 +122,39 @@ def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
     ctx.step(method, 3)
     assert ctx.asked[3:] == [(3, IDS, "fallback")]
     assert method.diagnostics()["skipped_pairs"] == 9.0
+
+
+@pytest.mark.parametrize("tolerance_rate", [0.0, 0.01, 0.1, 0.5])
+def test_the_threshold_is_found_without_reading_rounds_that_cannot_raise_it(
+    tolerance_rate: float,
+) -> None:
+    class Counting(MemoryHistory):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read: list[int] = []
+
+        def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+            self.read.append(t)
+            return super().read_round(t, client_ids)
+
+    history = Counting()
+    loop = FederatedLoop(enable_progress_bar=False, logger=False)
+    federation = quadratic_federation(num_clients=6, size=50)
+    loop.record(federation, FedAvg(), history, max_rounds=30, server_lr=0.1)
+    remaining = federation.client_ids[1:]
+    per_round, largest = [], {}
+    for t in range(30):
+        magnitudes = history.read_round(t, remaining).updates.abs().flatten().double().numpy()
+        allowed = int(tolerance_rate * magnitudes.size + 1e-9)
+        per_round.append(float(np.sort(magnitudes)[::-1][allowed]))
+        largest[t] = float(magnitudes.max())
+    history.read.clear()
+    recoverer = FedRecover(tolerance_rate=tolerance_rate)
+    recoverer.start(history, remaining, 30)
+    threshold = recoverer.diagnostics()["abnormality_threshold"]
+    assert threshold == max(per_round)
+    order = sorted(largest, key=largest.__getitem__, reverse=True)
+    assert history.read == order[: len(history.read)]
+    assert all(largest[t] <= threshold for t in order[len(history.read) :])
+    if tolerance_rate == 0:  # the largest of all decides, and one more shows that it does
+        assert len(history.read) == 2
