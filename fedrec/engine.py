@@ -19,6 +19,7 @@ from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
 from fedrec.federation import Federation
+from fedrec.functional.order_statistics import choose_kernel
 from fedrec.types import AttackContext, CohortUpdates, LocalWork, Phase, RoundContext
 
 __all__ = ["Engine"]
@@ -186,13 +187,11 @@ class Engine:
         if sent.buffers is not None and self.averages_buffers:
             parts["buffers"] = sent.buffers
         for what, rows in parts.items():
-            # Only a sum that is not finite needs a closer look.
-            if not sent.client_ids or torch.isfinite(rows.sum()):
-                continue
-            finite = torch.isfinite(rows).all(dim=1).tolist()
-            for client_id, ok in zip(sent.client_ids, finite, strict=True):
-                if not ok:
-                    refused[client_id] = f"the {what} has NaN or infinity"
+            # Only where a sum is not finite a closer look is needed: it may have overflowed.
+            suspects = (~torch.isfinite(rows.sum(dim=1))).nonzero().flatten().tolist()
+            for i in suspects:
+                if not bool(torch.isfinite(rows[i]).all()):
+                    refused[sent.client_ids[i]] = f"the {what} has NaN or infinity"
         if len(refused) > len(sent.refused):
             keep = [c for c in sent.client_ids if c not in refused]
             sent = dataclasses.replace(_select(sent, keep), refused=refused)
@@ -247,10 +246,13 @@ class Engine:
             self._new_buffers.clear()
 
     def plan(self, global_weights: Tensor) -> dict[str, Any]:
-        """Let the executor choose its path, and describe it."""
+        """Let the executor choose its path, and describe it and the kernels of the server."""
         ids = self.federation.client_ids
         ctx = self.context(0, ids, global_weights, lambda name, value: None)
-        return self.executor.plan(list(self.clients.values()), global_weights, ctx)
+        return {
+            **self.executor.plan(list(self.clients.values()), global_weights, ctx),
+            "kernel": choose_kernel(self.device, len(ids), global_weights.numel()),
+        }
 
 
 def _fresh(component: T) -> T:

@@ -48,7 +48,7 @@ def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], w
     if differences:
         raise ConfigurationError(
             f"Cannot resume {what} under another execution plan, since its bits would differ "
-            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and torch."
+            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and packages."
         )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedrec.functional.lbfgs import condition_number, lbfgs_hvp, middle_inverse
+from fedrec.functional.order_statistics import choose_kernel
 from fedrec.recoverers.threshold import largest_magnitudes
 
 __all__ = ["PairedBuffer", "PaperBuffer"]
@@ -207,6 +208,20 @@ class PairedBuffer:
         basis = torch.cat([v[None], self.pool])
         shared = shared.to(updates.dtype).to(updates.device)
         own = (-p[:, None, :s]).to(updates.dtype).to(updates.device)
+        if choose_kernel(updates.device, len(rows), d) == "numba":
+            from fedrec.functional._numba_estimates import combine
+
+            found = combine(
+                updates.contiguous().numpy(),
+                basis.numpy(),
+                shared.contiguous().numpy(),
+                self.delta_g.numpy(),
+                rows.numpy(),
+                own[:, 0].contiguous().numpy(),
+                estimates.numpy(),
+                torch.get_num_threads(),
+            )
+            return estimates, torch.from_numpy(found), used.any(dim=1)
         largest = []
         for block, clients in blocks:
             part = torch.addmm(updates[block], shared[block], basis, out=estimates[block])

@@ -160,12 +160,17 @@ def pushes(num_clients: int, size: int, seed: int = 0):
     return s[0], y, v, [torch.tensor(list(w)) for w in who]
 
 
-@pytest.mark.parametrize("block_bytes", [1, 1 << 23])
+@pytest.mark.parametrize(
+    ("block_bytes", "kernel"), [(1, "numpy"), (1 << 23, "numpy"), (1 << 23, "numba")]
+)
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
 def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
-    after: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+    after: int, block_bytes: int, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kernel == "numba":
+        pytest.importorskip("numba")
     monkeypatch.setattr(lbfgs, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lbfgs, "choose_kernel", lambda *shape: kernel)
     w, _, v, who = pushes(3, 10)
     # One shared model difference per round, and a Hessian per client.
     g = np.stack([w @ np.diag(1 + np.arange(10.0) * (i + 1)) for i in range(3)])

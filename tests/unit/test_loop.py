@@ -108,7 +108,7 @@ def test_manifest_says_what_a_recovery_needs() -> None:
     assert manifest.max_rounds == 6
     assert manifest.aggregator["class_path"].endswith("FedAvg")
     assert manifest.attack["init_args"] == {"factor": 2.0}
-    assert manifest.execution["executor"] == "SequentialExecutor"
+    assert manifest.execution["path"] == "sequential"
     assert json.loads(manifest.to_json())["seed"] == 0
 
 

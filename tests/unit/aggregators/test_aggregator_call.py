@@ -39,3 +39,12 @@ def test_updates_made_in_inference_mode_are_aggregated_too() -> None:
         updates = torch.tensor([[1.0], [2.0], [9.0]])
         for rule, value in ((FedAvg(), 4.0), (Median(), 2.0), (TrimmedMean(trim=1), 2.0)):
             assert rule(updates).tolist() == [value]
+
+
+def test_finite_values_whose_sum_overflows_are_fine() -> None:
+    updates = torch.full((3, 8), 3e38)
+    updates[1] = -updates[1]
+    assert torch.equal(Median()(updates), updates[0])
+    updates[2, 5] = float("inf")
+    with pytest.raises(AggregationError, match=r"rows of clients \[2\] have NaN or infinity"):
+        Median()(updates)
