@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -74,7 +73,7 @@ class MemoryHistory(HistoryStore):
         arrays = to_arrays(record)
         arrays.check(self.manifest, len(self._rounds))
         largest = largest_magnitudes(arrays.updates).tolist()
-        self._rounds.append(copy.deepcopy(arrays))
+        self._rounds.append(arrays.copy())
         self._bounds.append(dict(zip(arrays.client_ids, largest, strict=True)))
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
@@ -87,26 +86,26 @@ class MemoryHistory(HistoryStore):
         Raises:
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
         """
-        record = to_record(self._stored(t))
-        if client_ids is not None and tuple(client_ids) != record.client_ids:
-            missing = [c for c in client_ids if c not in record.client_ids]
-            if missing:
-                raise RoundNotFoundError(
-                    f"Round {t} of the history has no update of {', '.join(missing)}. "
-                    "HINT: ask for clients in its `client_ids`."
-                )
-            record = record.select(client_ids)  # a copy of their updates, but not of the rest
-            updates = record.updates
-        else:
-            updates = record.updates.clone()
-        return replace(
-            record,
-            global_weights=record.global_weights.clone(),
-            updates=updates,
-            num_samples=record.num_samples.clone(),
-            aggregate=record.aggregate.clone(),
-            buffers=None if record.buffers is None else record.buffers.clone(),
+        stored = self._stored(t)
+        if client_ids is None or tuple(client_ids) == stored.client_ids:
+            return to_record(stored.copy())
+        missing = [c for c in client_ids if c not in stored.client_ids]
+        if missing:
+            raise RoundNotFoundError(
+                f"Round {t} of the history has no update of {', '.join(missing)}. "
+                "HINT: ask for clients in its `client_ids`."
+            )
+        rows = [stored.client_ids.index(c) for c in client_ids]
+        some = replace(
+            stored,
+            client_ids=tuple(client_ids),
+            updates=stored.updates[rows],
+            num_samples=stored.num_samples[rows],
+            global_weights=stored.global_weights.copy(),
+            aggregate=stored.aggregate.copy(),
+            buffers=None if stored.buffers is None else stored.buffers.copy(),
         )
+        return to_record(some)
 
     def present(self, t: int) -> tuple[str, ...]:
         """Return the clients whose updates are stored for a round.

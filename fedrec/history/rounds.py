@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,18 @@ class RoundArrays:
     cohort: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: NDArray[np.float32] | None = None
+
+    def copy(self) -> RoundArrays:
+        """Return the round in memory of its own."""
+        return replace(
+            self,
+            global_weights=self.global_weights.copy(),
+            updates=self.updates.copy(),
+            num_samples=self.num_samples.copy(),
+            aggregate=self.aggregate.copy(),
+            refused=dict(self.refused),
+            buffers=None if self.buffers is None else self.buffers.copy(),
+        )
 
     def check(self, manifest: Manifest, next_round: int) -> None:
         """Check that a store with this manifest may append the round.
