@@ -13,6 +13,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from fedrec._allocator import keep_freed_memory
 from fedrec._checks import check_choice, check_float, check_int
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
@@ -22,7 +23,6 @@ from fedrec.detectors.base import Detector
 from fedrec.evaluation import evaluate, fixed_subset
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
-from fedrec.executors.vectorized import why_sequential
 from fedrec.federation import ClientSampler, Federation
 from fedrec.history.base import HistoryStore
 from fedrec.recording import Recording
@@ -35,7 +35,6 @@ __all__ = ["FederatedLoop"]
 _PRECISIONS = ("32-true", "bf16-mixed")
 _DEV_ROUNDS = 3
 _SMALL_MODEL = 20_000
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class FederatedLoop:
@@ -48,9 +47,9 @@ class FederatedLoop:
         accelerator: `"cpu"`, `"cuda"` (or `"gpu"`), or `"auto"` for CUDA where there is any.
         devices: Only 1 for now.
         precision: `"32-true"`, or `"bf16-mixed"` for forward and backward in bfloat16.
-        executor: `"sequential"`, `"vectorized"`, an `Executor`, or `"auto"`: vectorised where all
-            clients are LightningClients that can be, sequential otherwise and for convolutions on
-            a CPU, where it is faster.
+        executor: `"sequential"`, `"vectorized"` (`VectorizedExecutor`, which describes the rule it
+            chooses the fastest way by), `"auto"` for the same without a warning where clients are
+            computed one after another, or an `Executor`.
         callbacks: One or more `Callback`.
         logger: `True` for metrics.csv in the run folder, `False` for nothing, or one or more of
             Lightning's loggers beside the file (step = round).
@@ -359,16 +358,12 @@ class FederatedLoop:
         return min(max_rounds, _DEV_ROUNDS if self.fast_dev_run is True else self.fast_dev_run)
 
     def choose_executor(self, clients: Sequence[Client], module: nn.Module) -> Executor:
-        """Return the executor for these clients, by the rule in the class description."""
+        """Return the executor that was asked for."""
         if isinstance(self.executor, Executor):
             return self.executor
-        if self.executor == "vectorized":
-            return VectorizedExecutor()
-        on_cpu = self.device.type == "cpu"
-        convolves = any(isinstance(layer, _CONVOLUTIONS) for layer in module.modules())
-        if self.executor == "sequential" or (on_cpu and convolves) or why_sequential(clients):
+        if self.executor == "sequential":
             return SequentialExecutor()
-        return VectorizedExecutor()
+        return VectorizedExecutor(warn=self.executor == "vectorized")
 
     def execution(self) -> dict[str, Any]:
         """Describe what, beside the executor, the bits of a result depend on."""
@@ -422,6 +417,8 @@ class FederatedLoop:
         weights, buffers = layout.flatten(module), layout.buffers(module)
         small = layout.num_parameters < _SMALL_MODEL
         torch.set_num_threads(self.num_threads or (1 if small else threads))
+        if self.device.type == "cpu":
+            keep_freed_memory()
         # On CUDA, convolutions would otherwise keep 10 bits of what "32-true" promises.
         torch.backends.cudnn.allow_tf32 = False
         if self.deterministic:

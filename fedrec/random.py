@@ -10,14 +10,34 @@ import hashlib
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["key", "numpy_generator", "torch_generator"]
 
 
+def _digest(seed: int, purpose: str, round: int, client_id: str) -> bytes:
+    text = f"{seed}\x1f{purpose}\x1f{round}\x1f{client_id}".encode()
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
 def key(seed: int, purpose: str, round: int = 0, client_id: str = "") -> int:
     """Return the 128-bit key that stands for these four things."""
-    text = f"{seed}\x1f{purpose}\x1f{round}\x1f{client_id}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
+    return int.from_bytes(_digest(seed, purpose, round, client_id), "little")
+
+
+class _Key(ISeedSequence):
+    """A Philox key as a seed.
+
+    `Philox(key=...)` gives the same generator, but first reads entropy from the operating system
+    to make a seed that it then ignores, which takes longer than drawing a mini-batch.
+    """
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        self.words = words
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[np.uint64]:
+        return self.words
 
 
 def numpy_generator(
@@ -31,7 +51,8 @@ def numpy_generator(
         >>> bool((a == b).all())
         True
     """
-    return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client_id)))
+    words = np.frombuffer(_digest(seed, purpose, round, client_id), dtype="<u8")
+    return np.random.Generator(np.random.Philox(_Key(words)))  # type: ignore[arg-type]
 
 
 def torch_generator(

@@ -14,14 +14,15 @@ from torch.utils.data import Dataset, IterableDataset
 from fedrec._checks import check_float, check_int
 from fedrec.clients.base import Client
 from fedrec.clients.local import (
-    LocalOptimizer,
     as_number,
     batch_indices,
     capture_logs,
+    gradients_of,
     random_numbers,
+    scaled,
     take,
-    training_step,
 )
+from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
 
@@ -183,18 +184,12 @@ class LightningClient(Client):
             if not direct:
                 optimizer.adopt(parameters)
             for step, indices in enumerate(batches):
-                gradients = self._gradients(
-                    parameters, take(self.dataset, indices, ctx.device), step, ctx
-                )
+                batch = take(self.dataset, indices, ctx.device)
+                gradients = gradients_of(module, parameters, batch, step, ctx)
                 if gradients is None:
                     continue
                 if direct:
-                    scale = optimizer.gradient_scale()
-                    named = {
-                        n: g * scale.get(n, 0.0) if scale.get(n) != 1.0 else g
-                        for n, g in gradients.items()
-                    }
-                    layout.flatten_dict(named, update)
+                    layout.flatten_dict(scaled(gradients, optimizer.gradient_scale()), update)
                     break
                 new = optimizer.step(gradients, self.ends_epoch(step, len(batches)))
                 with torch.no_grad():
@@ -208,16 +203,3 @@ class LightningClient(Client):
             metrics={name: as_number(value) for name, value in logs.items()},
             buffers=layout.buffers(module) if ctx.buffers is not None else None,
         )
-
-    def _gradients(
-        self, parameters: dict[str, nn.Parameter], batch: Any, step: int, ctx: RoundContext
-    ) -> dict[str, Tensor] | None:
-        with ctx.autocast():
-            loss = training_step(self.module, batch, step)
-        if loss is None:
-            return None
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        return {
-            n: torch.zeros_like(p) if g is None else g
-            for (n, p), g in zip(parameters.items(), found, strict=True)
-        }

@@ -1,244 +1,203 @@
-"""All clients at once."""
+"""Whatever way of computing the cohort is fastest and right."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.utils.data import TensorDataset
+from torch import Tensor
 
-from fedrec._checks import check_int
+from fedrec._checks import check_choice, check_int
 from fedrec.clients.base import Client
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import (
-    LocalOptimizer,
-    as_number,
-    capture_logs,
-    random_numbers,
-    take,
-    training_step,
-)
+from fedrec.clients.local import LogMeans, capture_logs
+from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
+from fedrec.executors.batches import ClientData
+from fedrec.executors.choice import PATHS, Choice, choose
+from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.parameters import keeps_running_statistics
 from fedrec.types import CohortUpdates, RoundContext
 
-__all__ = ["VectorizedExecutor", "why_sequential"]
-
-_RANDOM = (
-    nn.modules.dropout._DropoutNd,
-    nn.RReLU,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-)
-
-
-def why_sequential(clients: Sequence[Client]) -> str | None:
-    """Say why these clients cannot be vectorised, as far as it shows without running them."""
-    first = clients[0]
-    for client in clients:
-        if not isinstance(client, LightningClient):
-            return f"client {client.client_id!r} is a {type(client).__name__}"
-        if type(client).local_update is not LightningClient.local_update:
-            return f"{type(client).__name__} overrides local_update"
-    lightning = [c for c in clients if isinstance(c, LightningClient)]
-    module = lightning[0].module
-    for client in lightning:
-        if client.module is not module:
-            return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
-    if len({(c.local_steps, c.local_epochs, c.local_lr) for c in lightning}) > 1:
-        return "clients differ in local_steps, local_epochs or local_lr"
-    for layer in module.modules():
-        if isinstance(layer, _RANDOM) and layer.training:
-            return f"{type(layer).__name__} draws random numbers"
-        if keeps_running_statistics(layer):
-            return f"{type(layer).__name__} changes its buffers"
-    if not LocalOptimizer(module, lightning[0].local_lr).is_elementwise:
-        return "the optimizer does not work elementwise"
-    return None
-
-
-class _TrainingStep(nn.Module):
-    """Calls `training_step` as a forward pass, so that `functional_call` can reach it."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, batch: Any, step: int) -> Any:
-        loss = training_step(self.module, batch, step)
-        if loss is None:
-            raise TypeError("training_step returned None")
-        return loss
+__all__ = ["VectorizedExecutor"]
 
 
 class VectorizedExecutor(Executor):
-    """Computes the updates of LightningClients that share a module with `torch.func.vmap`.
+    r"""Computes the updates of LightningClients that share a module, the fastest way that is right.
 
-    Where that is impossible, clients are asked one after another, with one warning that says why:
-    clients with other settings or modules of their own, layers that draw random numbers (dropout)
-    or keep running statistics, an optimiser that is not elementwise, or a `training_step` that
-    `vmap` refuses.
-    Whether `vmap` works is tried on two clients before the first round; their updates must agree
-    with the sequential ones.
+    - `"grouped"`: one forward and backward pass over the batches of all clients, with the global
+      weights that they share in a single local step. Each layer sums its weight gradients client
+      by client, straight into the rows of the result.
+    - `"vmap"`: `torch.func.vmap` over stacked weights, one copy for each client.
+    - `"loop"`: one client after another, with everything that they share done once; the same bits
+      as the `SequentialExecutor`.
+    - `"sequential"`: the `SequentialExecutor`, right for every `Client`.
 
-    Fastest for dense networks and for several local steps; convolutions on a CPU are faster one
-    client after another (`executor="auto"` knows).
+    The rule:
+
+    1. Clients that are no LightningClients, override `local_update`, have modules of their own or
+       other settings than the rest, or whose layers keep running statistics: `"sequential"`.
+    2. One local step of plain SGD: the first of `"grouped"`, `"vmap"` and `"loop"` that is not
+       refused.
+    3. Several steps, or another optimiser: `"vmap"` unless it is refused; then `"sequential"`.
+    4. `"vmap"` is left out on a CPU if the module has convolutions, which are slower there with
+       stacked weights than one after another.
+
+    `"grouped"` is refused where a trainable parameter is not used exactly once, by a `Linear`,
+    `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, or where a step draws random numbers or
+    reads the value of a tensor. `"vmap"` is refused by torch, for similar reasons, and with
+    optimisers that are not elementwise. Before the first round every path is tried on up to eight
+    clients and refused if the updates of half of them differ from the sequential ones by more than
+    1e-5 (5e-2 in bfloat16), any by more than 1e-2, or what they log does. (Rounding may tip over a
+    ReLU that is nearly at zero, which is why a single client may differ more.) For `"grouped"` the
+    same is tried with batches that repeat one sample, which shows a loss that is no mean over
+    samples.
 
     Args:
-        chunk_size: Clients per vectorised call; `None` for as many as keep a few copies of their
-            parameters within 256 MiB.
+        path: `"auto"` for the rule, or one of the paths, to take it unless it is refused.
+        chunk_size: Clients computed at once; `None` for as many as keep activations (`"grouped"`)
+            or copies of their weights (`"vmap"`) within 256 MiB on a CPU, 2 GiB on a GPU.
+        warn: Warn where clients are computed one after another because the rest was refused.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
 
     Examples:
         >>> VectorizedExecutor(chunk_size=10)
-        VectorizedExecutor(chunk_size=10)
+        VectorizedExecutor(path='auto', chunk_size=10)
     """
 
-    def __init__(self, chunk_size: int | None = None) -> None:
+    def __init__(
+        self, path: str = "auto", chunk_size: int | None = None, warn: bool = True
+    ) -> None:
+        check_choice("path", path, ("auto", *PATHS, "sequential"))
         if chunk_size is not None:
             check_int("chunk_size", chunk_size, minimum=1)
+        self.path = path
         self.chunk_size = chunk_size
+        self.warn = warn
         self._sequential = SequentialExecutor()
-        self._path: str | None = None
+        self._data: ClientData | None = None
+        self._choices: dict[bool, Choice] = {}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(chunk_size={self.chunk_size})"
+        return f"{type(self).__name__}(path={self.path!r}, chunk_size={self.chunk_size})"
 
     def plan(
         self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
     ) -> dict[str, Any]:
-        """Choose between `vmap` and one client after another."""
-        reason = why_sequential(clients) or self._try(clients[:2], global_weights, ctx)
-        self._path = "vmap" if reason is None else "sequential"
-        if reason is not None:
+        """Choose the path by the rule in the class description."""
+        self._data, self._choices = None, {}
+        reason = _why_sequential(clients)
+        if reason is not None or self.path == "sequential":
+            self._choices[False] = Choice("sequential", refusals=(reason,) if reason else ())
+        else:
+            lightning = [c for c in clients if isinstance(c, LightningClient)]
+            module = lightning[0].module
+            self._data = ClientData(lightning, ctx.device)
+            with capture_logs(module, 1):
+                optimizer = LocalOptimizer(module, lightning[0].local_lr)
+            self._plain_sgd, self._elementwise = optimizer.is_plain_sgd, optimizer.is_elementwise
+            cohort = self._cohort(self._data, lightning, global_weights, ctx)
+            for direct, rows in self._kinds(cohort).items():
+                self._choices[direct] = self._choose(direct, cohort.select(rows))
+        choices = list(self._choices.values())
+        plan: dict[str, Any] = {
+            "executor": type(self).__name__,
+            "path": " and ".join(choice.path for choice in choices),
+        }
+        sizes = [choice.chunk_size for choice in choices if choice.chunk_size is not None]
+        if sizes:
+            plan["chunk_size"] = min(sizes)
+        refusals = [why for choice in choices for why in choice.refusals]
+        if refusals:
+            plan["refused"] = "; ".join(refusals)
+        if self.warn and any(c.refusals and c.path in ("loop", "sequential") for c in choices):
             warnings.warn(
-                f"VectorizedExecutor works one client after another, because {reason}.",
+                f"VectorizedExecutor works one client after another, because {plan['refused']}.",
                 FedrecWarning,
                 stacklevel=2,
             )
-        plan = {"executor": type(self).__name__, "path": self._path}
-        if reason is None:
-            plan["chunk_size"] = str(self._chunk(global_weights.numel()))
         return plan
-
-    def _try(
-        self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
-    ) -> str | None:
-        reference = self._sequential.compute(clients, global_weights, ctx)
-        try:
-            found = self._vectorized(clients, global_weights, ctx)
-        except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
-            return f"its training_step cannot be vectorised ({str(error).splitlines()[0]})"
-        difference = float((found.updates - reference.updates).norm())
-        # bfloat16 keeps 8 bits, and the order of summation differs.
-        limit = 1e-5 if ctx.autocast_is_off else 5e-2
-        if not difference <= limit * float(reference.updates.norm()):
-            return f"its vectorised updates differ by {difference:.1e} from the sequential ones"
-        return None
-
-    def _chunk(self, num_parameters: int) -> int:
-        return self.chunk_size or max(1, (256 << 20) // (16 * num_parameters))
 
     def compute(
         self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
     ) -> CohortUpdates:
         """Compute all updates along the path that `plan` chose."""
-        if self._path is None:
+        if not self._choices:
             self.plan(clients, global_weights, ctx)
-        if self._path == "sequential":
+        if self._data is None:
             return self._sequential.compute(clients, global_weights, ctx)
-        return self._vectorized(clients, global_weights, ctx)
-
-    def _vectorized(
-        self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
-    ) -> CohortUpdates:
-        asked = [c for c in clients if isinstance(c, LightningClient)]
-        updates = torch.zeros(len(asked), global_weights.numel(), device=ctx.device)
-        batches = [client.batches(ctx) for client in asked]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for row, steps in enumerate(batches):
-            groups.setdefault(tuple(len(indices) for indices in steps), []).append(row)
-        size = self._chunk(global_weights.numel())
-        logs: dict[str, list[Tensor]] = {}
-        for rows in groups.values():
-            for start in range(0, len(rows), size):
-                part = rows[start : start + size]
-                out, logged = self._train(
-                    [asked[r] for r in part], [batches[r] for r in part], global_weights, ctx
-                )
-                updates[part] = out
-                for name, values in logged.items():
-                    logs.setdefault(name, []).append(values.detach().reshape(-1).float())
+        lightning = [c for c in clients if isinstance(c, LightningClient)]
+        cohort = self._cohort(self._data, lightning, global_weights, ctx)
+        kinds = self._kinds(cohort)
+        for direct, rows in kinds.items():
+            # Other work than the clients' own may be of another kind than what was planned for.
+            if direct not in self._choices:
+                self._choices[direct] = self._choose(direct, cohort.select(rows))
+        if any(self._choices[direct].path == "sequential" for direct in kinds):
+            return self._sequential.compute(clients, global_weights, ctx)
+        updates = torch.empty(len(clients), global_weights.numel(), device=ctx.device)
+        logs = LogMeans()
+        for direct, rows in kinds.items():
+            choice = self._choices[direct]
+            cohort.train(PATHS[choice.path], choice.chunk_size, rows, updates, logs)
         return CohortUpdates(
-            client_ids=tuple(c.client_id for c in asked),
+            client_ids=tuple(c.client_id for c in clients),
             updates=updates,
-            num_samples=torch.tensor([c.num_samples for c in asked], dtype=torch.int64),
-            metrics={name: as_number(torch.cat(values).mean()) for name, values in logs.items()},
+            num_samples=torch.tensor([c.num_samples for c in clients], dtype=torch.int64),
+            metrics=logs.result(),
         )
 
-    def _train(
+    def _cohort(
         self,
+        data: ClientData,
         clients: Sequence[LightningClient],
-        batches: Sequence[Sequence[Any]],
         global_weights: Tensor,
         ctx: RoundContext,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Train clients with equal batch sizes; return updates (c, d) and logged values (c,)."""
-        module, layout = clients[0].module, ctx.layout
-        layout.load(module, global_weights)
-        if ctx.buffers is not None:
-            layout.load_buffers(module, ctx.buffers)
-        out = torch.zeros(len(clients), global_weights.numel(), device=ctx.device)
-        num_steps = len(batches[0])
-        samples = [_samples(c, steps, ctx) for c, steps in zip(clients, batches, strict=True)]
-        parameters = layout.unflatten(global_weights)
-        logged: dict[str, Tensor] = {}
-        with capture_logs(module, num_steps) as logs:
-            optimizer = LocalOptimizer(module, clients[0].local_lr)
-            shared = num_steps == 1 and optimizer.is_plain_sgd
-            if not shared:
-                parameters = {
-                    n: p.expand(len(clients), *p.shape).clone() for n, p in parameters.items()
-                }
-                optimizer.adopt(parameters)
-            gradient = _per_client_gradient(module, logs, shared)
-            for step in range(num_steps):
-                parts = [taken[step] for taken in samples]
-                batch = torch.utils._pytree.tree_map(lambda *xs: torch.stack(xs), *parts)
-                with ctx.autocast():
-                    gradients, logged = gradient(parameters, batch, step)
-                if shared:
-                    scale = optimizer.gradient_scale()
-                    named = {n: g * scale.get(n, 0.0) for n, g in gradients.items()}
-                    return layout.flatten_dict(named, out), logged
-                parameters = optimizer.step(gradients, clients[0].ends_epoch(step, num_steps))
-        return layout.flatten_dict(optimizer.total, out), logged
+    ) -> Cohort:
+        return Cohort(
+            clients=clients,
+            batches=[client.batches(ctx) for client in clients],
+            data=data,
+            global_weights=global_weights,
+            ctx=ctx,
+        )
+
+    def _kinds(self, cohort: Cohort) -> dict[bool, list[int]]:
+        """Return the rows of clients that take one step of plain SGD (True), and the others."""
+        kinds: dict[bool, list[int]] = {}
+        for row, steps in enumerate(cohort.batches):
+            kinds.setdefault(len(steps) == 1 and self._plain_sgd, []).append(row)
+        return kinds
+
+    def _choose(self, direct: bool, cohort: Cohort) -> Choice:
+        found = choose(cohort, direct=direct, elementwise=self._elementwise, path=self.path)
+        if found.chunk_size is None or self.chunk_size is None:
+            return found
+        return replace(found, chunk_size=self.chunk_size)
 
 
-def _samples(client: LightningClient, steps: Sequence[Any], ctx: RoundContext) -> list[Any]:
-    """Return the batch of each local step, drawing the random numbers a sequential client draws."""
-    if type(client.dataset) is TensorDataset:
-        return [take(client.dataset, indices, ctx.device) for indices in steps]
-    with random_numbers(ctx, client.client_id):
-        return [take(client.dataset, indices, ctx.device) for indices in steps]
-
-
-def _per_client_gradient(
-    module: Any, logs: dict[str, Any], shared: bool
-) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    call = _TrainingStep(module)
-
-    def loss(parameters: dict[str, Tensor], batch: Any, step: int) -> tuple[Tensor, dict[str, Any]]:
-        logs.clear()
-        named = {f"module.{n}": p for n, p in parameters.items()}
-        value: Tensor = functional_call(call, named, (batch, step))
-        found = {n: torch.as_tensor(v).float() for n, v in logs.items()}
-        logs.clear()
-        return value, found
-
-    return vmap(grad(loss, has_aux=True), in_dims=(None if shared else 0, 0, None))
+def _why_sequential(clients: Sequence[Client]) -> str | None:
+    """Say why these clients can only be asked one by one, as far as it shows without running."""
+    lightning = [c for c in clients if isinstance(c, LightningClient)]
+    for client in clients:
+        if not isinstance(client, LightningClient):
+            return f"client {client.client_id!r} is a {type(client).__name__}"
+        if type(client).local_update is not LightningClient.local_update:
+            return f"{type(client).__name__} overrides local_update"
+    first = lightning[0]
+    for client in lightning:
+        if client.module is not first.module:
+            return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
+    if len({(c.local_steps, c.local_epochs, c.local_lr) for c in lightning}) > 1:
+        return "clients differ in local_steps, local_epochs or local_lr"
+    for layer in first.module.modules():
+        if keeps_running_statistics(layer):
+            return f"{type(layer).__name__} changes its buffers"
+    return None

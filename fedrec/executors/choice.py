@@ -1,0 +1,162 @@
+"""The rule that chooses how a cohort is computed, and the trial of what it chose."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrec.clients.local import LogMeans
+from fedrec.executors.cohort import Cohort, Train
+from fedrec.executors.grouped import CannotGroupError, Watch, train_grouped
+from fedrec.executors.sequential import SequentialExecutor
+from fedrec.executors.stacked import train_stacked
+from fedrec.executors.tight_loop import train_in_a_loop
+
+__all__ = ["PATHS", "Choice", "choose"]
+
+PATHS: dict[str, Train] = {
+    "grouped": train_grouped,
+    "vmap": train_stacked,
+    "loop": train_in_a_loop,
+}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NUM_TRIED = 8
+# Bytes of a chunk: activations ("grouped"), copies of the weights ("vmap").
+_BUDGET_ON_CPU = 256 << 20
+_BUDGET_ELSEWHERE = 2 << 30
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A path, how many clients it takes at once, and why those before it were refused."""
+
+    path: str
+    chunk_size: int | None = None
+    refusals: tuple[str, ...] = ()
+
+
+def choose(cohort: Cohort, *, direct: bool, elementwise: bool, path: str) -> Choice:
+    """Choose a path by the rule that `VectorizedExecutor` describes, and try it.
+
+    Args:
+        cohort: Clients of one kind.
+        direct: Whether they take one step of plain SGD.
+        elementwise: Whether the optimiser can step stacked weights.
+        path: `"auto"`, or the only one to try.
+    """
+    candidates = ["grouped", "vmap", "loop"] if direct else ["vmap"]
+    convolves = any(isinstance(layer, _CONVOLUTIONS) for layer in cohort.module.modules())
+    if path != "auto":
+        candidates = [path]
+    elif convolves and cohort.ctx.device.type == "cpu":
+        candidates.remove("vmap")
+    refusals: list[str] = []
+    trial = _Trial(cohort)
+    for candidate in candidates:
+        if candidate != "vmap" and not direct:
+            reason: str | None = "it is for one step of plain SGD"
+        elif candidate == "vmap" and not elementwise:
+            reason = "the optimizer does not work elementwise"
+        else:
+            reason = trial.objection(candidate)
+        if reason is None:
+            return Choice(candidate, trial.chunk_size(candidate), tuple(refusals))
+        refusals.append(f"{candidate}: {reason}")
+    return Choice("sequential", refusals=tuple(refusals))
+
+
+class _Trial:
+    """Compares paths with the SequentialExecutor on a few clients."""
+
+    def __init__(self, cohort: Cohort) -> None:
+        count = len(cohort.clients)
+        self.largest = max(len(steps[0]) for steps in cohort.batches)
+        rows = [i * count // _NUM_TRIED for i in range(_NUM_TRIED)] if count > _NUM_TRIED else None
+        self.cohort = cohort if rows is None else cohort.select(rows)
+        self.num_parameters = cohort.global_weights.numel()
+        self.bytes_per_sample = 1.0
+        layout, module = cohort.ctx.layout, cohort.module
+        before = layout.buffers(module) if cohort.ctx.buffers is None else cohort.ctx.buffers
+        self.reference = SequentialExecutor().compute(
+            self.cohort.clients, cohort.global_weights, cohort.ctx
+        )
+        self.changes_buffers = not torch.equal(layout.buffers(module), before)
+
+    def chunk_size(self, path: str) -> int | None:
+        """Return how many clients keep a chunk within the budget."""
+        per_client = {
+            "grouped": self.bytes_per_sample * self.largest,
+            "vmap": 16 * self.num_parameters,
+        }
+        if path not in per_client:
+            return None
+        on_cpu = self.cohort.ctx.device.type == "cpu"
+        budget = _BUDGET_ON_CPU if on_cpu else _BUDGET_ELSEWHERE
+        return max(1, int(budget // per_client[path]))
+
+    def objection(self, path: str) -> str | None:
+        """Say why a path is not right for these clients, or `None`."""
+        if self.changes_buffers:
+            return "training changes its buffers"
+        watch = Watch()
+        train = PATHS[path]
+        try:
+            if path == "grouped":
+                train = partial(train_grouped, watch=watch)
+            updates, metrics = _run(train, self.cohort)
+        except CannotGroupError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
+            # An address in a message would make another plan of it in the next process.
+            first_line = re.sub(r"0x[0-9a-f]+", "0x", (str(error).splitlines() or [""])[0])
+            return f"its training_step fails there ({type(error).__name__}: {first_line})"
+        if not self._agree(updates, self.reference.updates):
+            return "its updates differ from the sequential ones"
+        if not self._agree_in_metrics(metrics):
+            return "what it logs differs from the sequential values"
+        if path != "grouped":
+            return None
+        self.bytes_per_sample = watch.num_bytes / sum(len(s[0]) for s in self.cohort.batches)
+        # Clients with one sample each show a loss that is no mean in which all samples count alike.
+        repeated = [[np.full_like(steps[0], steps[0][0])] for steps in self.cohort.batches]
+        cohort = replace(self.cohort, batches=repeated)
+        if not self._agree(_run(train_grouped, cohort)[0], _run(train_in_a_loop, cohort)[0]):
+            return "its loss is no mean over samples"
+        return None
+
+    @property
+    def _limit(self) -> float:
+        # bfloat16 keeps 8 bits, and the order of summation differs.
+        return 1e-5 if self.cohort.ctx.autocast_is_off else 5e-2
+
+    def _agree(self, updates: Tensor, reference: Tensor) -> bool:
+        """Whether most updates agree to the limit, and all roughly.
+
+        Rounding can tip over a ReLU or a maximum that is nearly tied, for a client here and there.
+        """
+        differences, sizes = (updates - reference).norm(dim=1), reference.norm(dim=1)
+        close = int((differences <= self._limit * sizes).sum())
+        rough = bool((differences <= max(1e-2, self._limit) * sizes).all())
+        return rough and 2 * close > len(sizes)
+
+    def _agree_in_metrics(self, metrics: Mapping[str, float]) -> bool:
+        expected = self.reference.metrics
+        return metrics.keys() == expected.keys() and all(
+            math.isclose(value, expected[name], rel_tol=10 * self._limit, abs_tol=self._limit)
+            for name, value in metrics.items()
+        )
+
+
+def _run(train: Train, cohort: Cohort) -> tuple[Tensor, dict[str, float]]:
+    weights = cohort.global_weights
+    updates = torch.empty(len(cohort.clients), weights.numel(), device=cohort.ctx.device)
+    logs = LogMeans()
+    cohort.train(train, None, range(len(updates)), updates, logs)
+    return updates, logs.result()

@@ -1,0 +1,315 @@
+"""One pass with shared weights that gives every client's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedrec.clients.local import LogMeans, capture_logs, training_step
+from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.executors.cohort import Cohort
+
+__all__ = ["CannotGroupError", "Watch", "train_grouped"]
+
+_aten = torch.ops.aten
+# A matrix product into rows that are not aligned takes up to twice as long; from this many
+# numbers on it pays to go through memory that is.
+_LARGE_WEIGHT = 1 << 16
+
+
+class CannotGroupError(Exception):
+    """Per-client gradients cannot be taken from one pass; the message says why."""
+
+
+def train_grouped(
+    cohort: Cohort,
+    updates: Tensor,
+    logs: LogMeans,
+    watch: AbstractContextManager[Any] | None = None,
+) -> None:
+    r"""Compute one step of plain SGD for all clients in one forward and backward pass.
+
+    The batches of all $c$ clients go through the module as one batch. In the backward pass each
+    layer sums the gradients of its weights over the samples of one client at a time, straight into
+    the row of that client. With a loss that is a mean over samples these are the clients' own
+    gradients, divided by $c$.
+
+    Args:
+        cohort: The clients.
+        updates: Shape $(c, d)$, written in place.
+        logs: Gets what was logged.
+        watch: Entered around the forward pass.
+
+    Raises:
+        CannotGroupError: If a trainable parameter belongs to no supported layer, or to one that is
+            not used exactly once in a pass.
+    """
+    cohort.load()
+    module, layout, count = cohort.module, cohort.ctx.layout, len(cohort.clients)
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    rows = layout.unflatten(updates)
+    batch = next(cohort.steps())
+    with capture_logs(module, 1) as logged, _sinks(module, rows) as sinks, torch.enable_grad():
+        scale = LocalOptimizer(module, cohort.clients[0].local_lr).gradient_scale()
+        with watch or nullcontext(), cohort.ctx.autocast():
+            loss = training_step(module, batch, 0)
+        if loss is None:
+            raise CannotGroupError("training_step returned None")
+        others = torch.autograd.grad(
+            loss, list(parameters.values()), torch.full_like(loss, count), allow_unused=True
+        )
+        logs.add(logged, count)
+    for name, gradient in zip(parameters, others, strict=True):
+        if gradient is not None:
+            raise CannotGroupError(f"{name} is used outside of its layer")
+    for sink in sinks:
+        if not sink.filled:
+            sink.zero()
+    for name, row in rows.items():
+        if scale.get(name) != 1.0:
+            row.mul_(scale.get(name, 0.0))
+
+
+class Watch(TorchDispatchMode):
+    """Refuses operations that make one pass differ from one per client.
+
+    Attributes:
+        num_bytes: Size of all results, an upper limit of what the pass keeps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise CannotGroupError("it draws random numbers")
+        if func is _aten._local_scalar_dense.default:
+            raise CannotGroupError("it reads the value of a tensor")
+        weighted = func in (_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default)
+        if weighted and args[2] is not None:
+            raise CannotGroupError("its loss weights classes")
+        result = func(*args, **(kwargs or {}))
+        self.num_bytes += sum(x.nbytes for x in tree_leaves(result) if isinstance(x, Tensor))
+        return result
+
+
+@dataclass(eq=False)
+class _Sink:
+    """Where a layer's gradients go: the parameter's slice of every client's row, or `None`."""
+
+    name: str
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    used: bool = False
+    filled: bool = False
+
+    def enter(self) -> None:
+        if self.used:
+            raise CannotGroupError(f"{self.name} is used more than once")
+        self.used = True
+
+    def zero(self) -> None:
+        for rows in (self.weight, self.bias):
+            if rows is not None:
+                rows.zero_()
+
+    def groups(self) -> int:
+        rows = self.bias if self.weight is None else self.weight
+        return 0 if rows is None else len(rows)
+
+
+@contextmanager
+def _sinks(module: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[list[_Sink]]:
+    """Make the layers write their gradients to these rows instead of to their parameters."""
+    sinks: dict[str, _Sink] = {}
+    for name in rows:
+        owner, _, kind = name.rpartition(".")
+        if kind not in ("weight", "bias"):
+            raise CannotGroupError(f"{name} is the weight or bias of no layer")
+        setattr(sinks.setdefault(owner, _Sink(owner)), kind, rows[name])
+    trainable = sum(p.requires_grad for _, p in module.named_parameters(remove_duplicate=False))
+    if trainable > len(rows):
+        raise CannotGroupError("layers share a parameter")
+    patched: list[nn.Module] = []
+    try:
+        for owner, sink in sinks.items():
+            layer = module.get_submodule(owner)
+            vars(layer)["forward"] = partial(_forward_of(layer, owner), layer, sink)
+            patched.append(layer)
+        yield list(sinks.values())
+    finally:
+        for layer in patched:
+            del vars(layer)["forward"]
+
+
+def _forward_of(layer: nn.Module, name: str) -> Callable[..., Tensor]:
+    found = _FORWARDS.get(type(layer))
+    plain = not isinstance(layer, nn.Conv1d | nn.Conv2d) or (
+        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
+    if found is None or not plain or "forward" in vars(layer):
+        raise CannotGroupError(f"{name or 'it'} is a {type(layer).__name__} of an unsupported kind")
+    return found
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)
+
+
+def _linear(layer: nn.Linear, sink: _Sink, x: Tensor) -> Tensor:
+    sink.enter()
+    result: Tensor = _apply(_Linear, x, layer.weight, layer.bias, sink)
+    return result
+
+
+def _convolution(layer: nn.Conv1d | nn.Conv2d, sink: _Sink, x: Tensor) -> Tensor:
+    sink.enter()
+    result: Tensor = _apply(_Convolution, x, layer.weight, layer.bias, layer, sink)
+    return result
+
+
+def _layer_norm(layer: nn.LayerNorm, sink: _Sink, x: Tensor) -> Tensor:
+    sink.enter()
+    x = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    result: Tensor = _apply(_Affine, x, layer.weight, layer.bias, sink)
+    return result
+
+
+def _group_norm(layer: nn.GroupNorm, sink: _Sink, x: Tensor) -> Tensor:
+    sink.enter()
+    x = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
+    # Channels last, as the features of a LayerNorm are.
+    result: Tensor = _apply(_Affine, x.movedim(1, -1), layer.weight, layer.bias, sink)
+    return result.movedim(-1, 1)
+
+
+_FORWARDS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+}
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: _Sink) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sink = sink
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        sink, count = ctx.sink, ctx.sink.groups()
+        sink.filled = True
+        by_client = g.reshape(count, -1, g.shape[-1])
+        if sink.weight is not None:
+            inputs = x.to(g.dtype).reshape(count, -1, x.shape[-1])
+            _sum_of_outer_products(by_client, inputs, sink.weight)
+        if sink.bias is not None:
+            _sum(by_client, (1,), sink.bias)
+        gx = (g @ weight.to(g.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
+        return gx, None, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any, sink: _Sink
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer, ctx.sink = layer, sink
+        function = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+        return function(x, weight, bias, layer.stride, layer.padding, layer.dilation)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = (t.to(g.dtype) for t in ctx.saved_tensors)
+        layer, sink, count = ctx.layer, ctx.sink, ctx.sink.groups()
+        sink.filled = True
+        zeros = [0] * len(layer.kernel_size)
+        how = (layer.stride, layer.padding, layer.dilation, False, zeros, 1)
+        if g.device.type == "cpu":
+            need = (False, sink.weight is not None, sink.bias is not None)
+            sizes = [weight.shape[0]]
+            for i, (one, other) in enumerate(zip(g.chunk(count), x.chunk(count), strict=True)):
+                found = _aten.convolution_backward(one, other, weight, sizes, *how, need)
+                for rows, gradient in ((sink.weight, found[1]), (sink.bias, found[2])):
+                    if rows is not None:
+                        rows[i].copy_(gradient)
+        else:
+            columns = _unfold(x, layer)
+            columns = columns.reshape(count, -1, *columns.shape[1:])
+            pixels = g.reshape(count, -1, g.shape[1], columns.shape[-1])
+            if sink.weight is not None:
+                products = torch.einsum("cbol,cbil->coi", pixels, columns)
+                sink.weight.copy_(products.reshape(sink.weight.shape))
+            if sink.bias is not None:
+                _sum(pixels, (1, 3), sink.bias)
+        gx = None
+        if ctx.needs_input_grad[0]:
+            need = (True, False, False)
+            gx = _aten.convolution_backward(g, x, weight, None, *how, need)[0]
+            gx = gx.to(ctx.saved_tensors[0].dtype)
+        return gx, None, None, None, None
+
+
+class _Affine(torch.autograd.Function):
+    """Multiply by a weight, add a bias, along the last dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: _Sink) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sink = sink
+        return x * weight if bias is None else x * weight + bias
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        sink, count = ctx.sink, ctx.sink.groups()
+        sink.filled = True
+        for rows, values in ((sink.weight, g * x), (sink.bias, g)):
+            if rows is not None:
+                _sum(values.reshape(count, -1, *weight.shape), (1,), rows)
+        return (g * weight).to(x.dtype), None, None, None
+
+
+def _unfold(x: Tensor, layer: Any) -> Tensor:
+    """Return the patches that a kernel sees, shape (samples, kernel entries, positions)."""
+    sizes: tuple[Any, ...] = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    if isinstance(layer, nn.Conv1d):  # an image of height 1
+        neutral = (1, 1, 0, 1)
+        x = x.unsqueeze(2)
+        sizes = tuple((n, *s) for n, s in zip(neutral, sizes, strict=True))
+    return functional.unfold(x, *sizes)
+
+
+def _sum_of_outer_products(g: Tensor, x: Tensor, rows: Tensor) -> None:
+    """Write g^T x of each client to its row; shapes (c, k, o), (c, k, i) and (c, o, i)."""
+    if g.dtype != rows.dtype:
+        rows.copy_(torch.bmm(g.transpose(1, 2), x))
+    elif g.device.type == "cpu" and rows[0].numel() >= _LARGE_WEIGHT:
+        aligned = rows.new_empty(rows.shape[1:])
+        for one, other, row in zip(g, x, rows, strict=True):
+            row.copy_(torch.mm(one.t(), other, out=aligned))
+    else:
+        torch.bmm(g.transpose(1, 2), x, out=rows)
+
+
+def _sum(values: Tensor, dims: tuple[int, ...], rows: Tensor) -> None:
+    """Write the sum over these dimensions, in the type of the rows."""
+    torch.sum(values, dims, dtype=rows.dtype, out=rows)

@@ -1,0 +1,98 @@
+"""All clients at once, with stacked weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
+
+from fedrec.clients.local import LogMeans, capture_logs, training_step
+from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.executors.cohort import Cohort
+
+__all__ = ["train_stacked"]
+
+
+def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
+    """Train every client with `torch.func.vmap`, any number of local steps.
+
+    Args:
+        cohort: The clients.
+        updates: Shape $(c, d)$, written in place.
+        logs: Gets what was logged.
+    """
+    cohort.load()
+    module, layout, count = cohort.module, cohort.ctx.layout, len(cohort.clients)
+    num_steps = len(cohort.batches[0])
+    parameters = layout.unflatten(cohort.global_weights)
+    found: dict[str, Tensor] = {}
+    with capture_logs(module, num_steps) as logged:
+        optimizer = LocalOptimizer(module, cohort.clients[0].local_lr)
+        shared = num_steps == 1 and optimizer.is_plain_sgd
+        if not shared:
+            parameters = {n: p.expand(count, *p.shape).clone() for n, p in parameters.items()}
+            optimizer.adopt(parameters)
+        gradient = _per_client_gradient(module, logged, shared)
+        for step, samples in enumerate(cohort.steps()):
+            batch = tree_map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)
+            with cohort.ctx.autocast():
+                gradients, found = gradient(parameters, batch, step)
+            if shared:
+                scale = optimizer.gradient_scale()
+                named = {n: g * scale.get(n, 0.0) for n, g in gradients.items()}
+                layout.flatten_dict(named, updates)
+            else:
+                ends_epoch = cohort.clients[0].ends_epoch(step, num_steps)
+                parameters = optimizer.step(gradients, ends_epoch)
+    if not shared:
+        layout.flatten_dict(optimizer.total, updates)
+    logs.add({name: value.mean() for name, value in found.items()}, count)
+
+
+class _TrainingStep(nn.Module):
+    """Calls `training_step` as a forward pass, so that `functional_call` can reach it."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any, step: int) -> Any:
+        loss = training_step(self.module, batch, step)
+        if loss is None:
+            raise TypeError("training_step returned None")
+        return loss
+
+
+def _per_client_gradient(
+    module: Any, logs: dict[str, Any], shared: bool
+) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    call = _TrainingStep(module)
+    names = _places(module)
+
+    def loss(parameters: dict[str, Tensor], batch: Any, step: int) -> tuple[Tensor, dict[str, Any]]:
+        logs.clear()
+        named = {f"module.{place}": parameters[n] for place, n in names.items() if n in parameters}
+        value: Tensor = functional_call(call, named, (batch, step), tie_weights=False)
+        found = {n: torch.as_tensor(v).float() for n, v in logs.items()}
+        logs.clear()
+        return value, found
+
+    return vmap(grad(loss, has_aux=True), in_dims=(None if shared else 0, 0, None))
+
+
+def _places(module: nn.Module) -> dict[str, str]:
+    """Return the name of the parameter at each place that holds one, each place once.
+
+    `functional_call` can find them itself, but does not put the parameters of a layer back that is
+    in a module twice.
+    """
+    names = {id(p): n for n, p in module.named_parameters()}
+    return {
+        f"{owner}.{kind}" if owner else kind: names[id(p)]
+        for owner, layer in module.named_modules()
+        for kind, p in layer.named_parameters(recurse=False, remove_duplicate=False)
+    }

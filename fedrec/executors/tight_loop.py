@@ -1,0 +1,53 @@
+"""One client after another, with everything that they share done once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedrec.clients.local import (
+    LogMeans,
+    capture_logs,
+    generators_restored,
+    gradients_of,
+    scaled,
+    seed_torch,
+    take,
+)
+from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.executors.cohort import Cohort
+
+__all__ = ["train_in_a_loop"]
+
+
+def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
+    """Compute one step of plain SGD for each client, bit for bit as `LightningClient` does.
+
+    Args:
+        cohort: The clients.
+        updates: Shape $(c, d)$, written in place.
+        logs: Gets what was logged.
+    """
+    cohort.load()
+    module, ctx = cohort.module, cohort.ctx
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    with (
+        generators_restored(ctx.device),
+        capture_logs(module, 1) as logged,
+        torch.enable_grad(),
+    ):
+        scale = LocalOptimizer(module, cohort.clients[0].local_lr).gradient_scale()
+        for client, steps, row in zip(cohort.clients, cohort.batches, updates, strict=True):
+            logged.clear()
+            seed_torch(ctx, client.client_id)
+            try:
+                batch = take(client.dataset, steps[0], ctx.device)
+                gradients = gradients_of(module, parameters, batch, 0, ctx)
+            except Exception as error:
+                error.add_note(f"while client {client.client_id!r} trained in round {ctx.round}")
+                raise
+            logs.add(logged)
+            if gradients is None:
+                row.zero_()
+            else:
+                ctx.layout.flatten_dict(scaled(gradients, scale), row)
