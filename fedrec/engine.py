@@ -245,12 +245,12 @@ class Engine:
             self.buffers = mean.float().to(self.device)
             self._new_buffers.clear()
 
-    def plan(self, global_weights: Tensor) -> dict[str, Any]:
-        """Let the executor choose its path, and describe it and the kernels of the server."""
-        ids = self.federation.client_ids
+    def plan(self, global_weights: Tensor, client_ids: Sequence[str]) -> dict[str, Any]:
+        """Let the executor choose its path for these clients; describe it and the kernel."""
+        ids = list(client_ids)
         ctx = self.context(0, ids, global_weights, lambda name, value: None)
         return {
-            **self.executor.plan(list(self.clients.values()), global_weights, ctx),
+            **self.executor.plan([self.clients[c] for c in ids], global_weights, ctx),
             "kernel": choose_kernel(self.device, len(ids), global_weights.numel()),
         }
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedrec._allocator import keep_freed_memory
 from fedrec._checks import check_choice, check_float, check_int
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.callbacks import Callback, RichProgressBar
-from fedrec.clients.base import Client
 from fedrec.detectors.base import Detector
 from fedrec.evaluation import evaluate, fixed_subset
 from fedrec.exceptions import ConfigurationError, expected
@@ -357,7 +356,7 @@ class FederatedLoop:
             return max_rounds
         return min(max_rounds, _DEV_ROUNDS if self.fast_dev_run is True else self.fast_dev_run)
 
-    def choose_executor(self, clients: Sequence[Client], module: nn.Module) -> Executor:
+    def choose_executor(self) -> Executor:
         """Return the executor that was asked for."""
         if isinstance(self.executor, Executor):
             return self.executor

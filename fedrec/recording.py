@@ -48,7 +48,8 @@ def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], w
     if differences:
         raise ConfigurationError(
             f"Cannot resume {what} under another execution plan, since its bits would differ "
-            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and packages."
+            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and "
+            "packages."
         )
 
 
@@ -99,7 +100,7 @@ class Recording:
         self.engine = Engine(
             federation=federation,
             phase="record",
-            executor=loop.choose_executor(federation.clients, federation.module),
+            executor=loop.choose_executor(),
             aggregator=self.aggregator,
             server_lr=self.server_lr,
             attack=self.attack,
@@ -175,7 +176,10 @@ class Recording:
             threads = recorded.execution.get("threads")
             if isinstance(threads, int):
                 torch.set_num_threads(threads)
-        self.execution = {**self.loop.execution(), **self.engine.plan(initial)}
+        self.execution = {
+            **self.loop.execution(),
+            **self.engine.plan(initial, self.federation.client_ids),
+        }
         manifest = self._manifest()
         if history.is_empty:
             history.begin(manifest)

@@ -76,7 +76,7 @@ class Recovery:
         if state is not None:
             torch.set_num_threads(state["execution"]["threads"])
         weights = self.recoverer.initial_weights(history).to(loop.device)
-        self.execution = {**loop.execution(), **self.engine.plan(weights)}
+        self.execution = {**loop.execution(), **self.engine.plan(weights, self.remaining)}
         first, seconds, finished = 0, 0.0, False
         if state is None:
             self._forget_earlier_run()
@@ -187,7 +187,7 @@ class Recovery:
         self.engine = Engine(
             federation=federation,
             phase="recover",
-            executor=loop.choose_executor(federation.clients, federation.module),
+            executor=loop.choose_executor(),
             aggregator=self.aggregator or build(manifest.aggregator, Aggregator, "aggregator"),
             server_lr=self.server_lr or manifest.server_lr,
             attack=self.attack,

@@ -17,37 +17,36 @@ __all__ = ["combine", "prepare"]
 
 # Columns of a block: the rows of a pass stay in a core's first-level cache.
 _WIDTH = 1024
-# Vectors of a pass over a row: shared ones, and the client's own.
-_SHARED, _OWN = 3, 2
+# Pairs of a pass over a row.
+_PAIRS = 2
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 _Float32 = npt.NDArray[np.float32]
 
 
 def _combine(  # type: ignore[no-untyped-def]
-    updates, basis, shared, delta_g, clients, own, out, bits, largest, first, last
+    updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out, bits, largest, first, last
 ):
-    d, num_shared, num_own = updates.shape[1], basis.shape[0], delta_g.shape[1]
+    d, num_pairs = updates.shape[1], delta_g.shape[1]
     for i in range(first, last):
         highest = np.int32(0)
-        client = clients[i]
+        client, scale = clients[i], sigma[i]
         for start in range(0, d, _WIDTH):
             stop = min(start + _WIDTH, d)
-            row, read = out[i, start:stop], updates[i, start:stop]
-            for number in range(max(shared.shape[1] // _SHARED, own.shape[1] // _OWN)):
-                # Coefficients beyond the vectors are 0, and whichever vector they are given to.
-                k, n = number * _SHARED, number * _OWN
-                a0, a1, a2 = shared[i, k], shared[i, k + 1], shared[i, k + 2]
-                x0 = basis[min(k, num_shared - 1), start:stop]
-                x1 = basis[min(k + 1, num_shared - 1), start:stop]
-                x2 = basis[min(k + 2, num_shared - 1), start:stop]
-                b0, b1 = own[i, n], own[i, n + 1]
-                y0 = delta_g[client, min(n, num_own - 1), start:stop]
-                y1 = delta_g[client, min(n + 1, num_own - 1), start:stop]
+            row, read, x = out[i, start:stop], updates[i, start:stop], v[start:stop]
+            a = scale
+            for n in range(0, num_pairs, _PAIRS):
+                # Without a second pair, the first is taken twice, the second time with nothing.
+                m = min(n + 1, num_pairs - 1)
+                more = np.float32(m - n)
+                b0, b1 = of_pool[i, n], of_pool[i, m] * more
+                c0, c1 = own[i, n], own[i, m] * more
+                y0, y1 = pool[slots[i, n], start:stop], pool[slots[i, m], start:stop]
+                z0, z1 = delta_g[client, n, start:stop], delta_g[client, m, start:stop]
                 for j in range(stop - start):
-                    terms = a0 * x0[j] + a1 * x1[j] + a2 * x2[j] + b0 * y0[j] + b1 * y1[j]
+                    terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
                     row[j] = read[j] + terms
-                read = row
+                read, a = row, np.float32(0)
             # Magnitudes are ordered like their bits, and NaN is above all of them.
             magnitudes = bits[i, start:stop]
             for j in range(stop - start):
@@ -57,10 +56,11 @@ def _combine(  # type: ignore[no-untyped-def]
 
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., None]:
-    matrix, integers = "float32[:, ::1]", "int64[::1]"
+    vector, matrix = "float32[::1]", "float32[:, ::1]"
+    integers, indices = "int64[::1]", "int64[:, ::1]"
     signature = (
-        f"void({matrix}, {matrix}, {matrix}, float32[:, :, ::1], {integers}, {matrix}, {matrix}, "
-        "int32[:, ::1], int32[::1], int64, int64)"
+        f"void({matrix}, {vector}, {vector}, {matrix}, {indices}, {matrix}, float32[:, :, ::1], "
+        f"{integers}, {matrix}, {matrix}, int32[:, ::1], int32[::1], int64, int64)"
     )
     compiled: Callable[..., None]
     try:
@@ -77,25 +77,31 @@ def prepare() -> None:
 
 def combine(
     updates: _Float32,
-    basis: _Float32,
-    shared: _Float32,
+    v: _Float32,
+    sigma: _Float32,
+    pool: _Float32,
+    slots: npt.NDArray[np.int64],
+    of_pool: _Float32,
     delta_g: _Float32,
     clients: npt.NDArray[np.int64],
     own: _Float32,
     out: _Float32,
     num_threads: int,
 ) -> _Float32:
-    """Write `updates + shared @ basis + own @ delta_g`, client by client, and find the largest.
+    """Write `updates + sigma * v + of_pool @ pool[slots] + own @ delta_g`, client by client.
 
     All arrays are C-contiguous.
 
     Args:
         updates: Shape (k, d).
-        basis: Vectors that clients share, shape (b, d).
-        shared: Their coefficients, shape (k, b).
-        delta_g: Vectors of the clients, shape (c, s, d).
+        v: A vector of all clients, shape (d,).
+        sigma: Its coefficients, shape (k,).
+        pool: Vectors that clients share, shape (b, d).
+        slots: Which of them are a client's, shape (k, s).
+        of_pool: Their coefficients, shape (k, s).
+        delta_g: Vectors of the clients' own, shape (c, s, d).
         clients: Which client each row is, shape (k,).
-        own: Coefficients of the client's own vectors, shape (k, s).
+        own: Their coefficients, shape (k, s).
         out: Shape (k, d), written.
         num_threads: Threads to share the rows; the result does not depend on it.
 
@@ -103,23 +109,15 @@ def combine(
         The largest magnitude of each row of `out`, shape (k,); NaN where there is one.
     """
     compiled: Any = _compiled()
-    passes = max(-(-len(basis) // _SHARED), -(-delta_g.shape[1] // _OWN))
-    shared, own = _padded(shared, passes * _SHARED), _padded(own, passes * _OWN)
     rows = len(updates)
     largest = np.empty(rows, np.int32)
-    bits = out.view(np.int32)
+    arrays = (updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out)
     # More shares than threads: one that is held up does not hold up the others.
     shares = 4 * num_threads if num_threads > 1 else 1
     bounds = [rows * i // shares for i in range(shares + 1)]
 
     def share(part: tuple[int, int]) -> None:
-        compiled(updates, basis, shared, delta_g, clients, own, out, bits, largest, *part)
+        compiled(*arrays, out.view(np.int32), largest, *part)
 
     for_each(share, itertools.pairwise(bounds), num_threads)
     return largest.view(np.float32)
-
-
-def _padded(coefficients: _Float32, columns: int) -> _Float32:
-    padded = np.zeros((len(coefficients), columns), np.float32)
-    padded[:, : coefficients.shape[1]] = coefficients
-    return padded

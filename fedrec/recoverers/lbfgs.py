@@ -200,6 +200,9 @@ class PairedBuffer:
         # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
         right = torch.where(used.repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
         p = (inverse[rows] @ right[:, :, None])[:, :, 0]
+        if len(self.pool) and choose_kernel(updates.device, len(rows), d) == "numba":
+            largest = self._combine(updates, v, rows, sigma[rows], p, estimates)
+            return estimates, largest, used.any(dim=1)
         # One coefficient for v and one per distinct model difference: a single matrix product.
         shared = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
         shared[:, 0] = sigma[rows]
@@ -208,26 +211,34 @@ class PairedBuffer:
         basis = torch.cat([v[None], self.pool])
         shared = shared.to(updates.dtype).to(updates.device)
         own = (-p[:, None, :s]).to(updates.dtype).to(updates.device)
-        if choose_kernel(updates.device, len(rows), d) == "numba":
-            from fedrec.functional._numba_estimates import combine
-
-            found = combine(
-                updates.contiguous().numpy(),
-                basis.numpy(),
-                shared.contiguous().numpy(),
-                self.delta_g.numpy(),
-                rows.numpy(),
-                own[:, 0].contiguous().numpy(),
-                estimates.numpy(),
-                torch.get_num_threads(),
-            )
-            return estimates, torch.from_numpy(found), used.any(dim=1)
-        largest = []
+        parts = []
         for block, clients in blocks:
             part = torch.addmm(updates[block], shared[block], basis, out=estimates[block])
             part[:, None].baddbmm_(own[block], self.delta_g[clients])
-            largest.append(largest_magnitudes(part))
-        return estimates, torch.cat(largest), used.any(dim=1)
+            parts.append(largest_magnitudes(part))
+        return estimates, torch.cat(parts), used.any(dim=1)
+
+    def _combine(
+        self, updates: Tensor, v: Tensor, rows: Tensor, sigma: Tensor, p: Tensor, estimates: Tensor
+    ) -> Tensor:
+        """Do in one compiled pass what `estimate` does in blocks; return the largest magnitudes."""
+        from fedrec.functional._numba_estimates import combine
+
+        s = self.delta_g.shape[1]
+        largest = combine(
+            updates.contiguous().numpy(),
+            v.contiguous().numpy(),
+            sigma.float().numpy(),
+            self.pool.numpy(),
+            self.slot[rows].numpy(),
+            (-p[:, s:]).float().contiguous().numpy(),
+            self.delta_g.numpy(),
+            rows.numpy(),
+            (-p[:, :s]).float().contiguous().numpy(),
+            estimates.numpy(),
+            torch.get_num_threads(),
+        )
+        return torch.from_numpy(largest)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""

@@ -454,9 +454,9 @@ def test_only_asking_for_vectorised_warns() -> None:
     made = clients(module)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        both(module, made, FederatedLoop(executor="auto").choose_executor(made, module))
+        both(module, made, FederatedLoop(executor="auto").choose_executor())
     with pytest.warns(FedrecWarning, match="one client after another"):
-        both(module, made, FederatedLoop(executor="vectorized").choose_executor(made, module))
+        both(module, made, FederatedLoop(executor="vectorized").choose_executor())
 
 
 def test_unknown_paths_are_refused() -> None:

@@ -15,19 +15,22 @@ SIZES = [(1, 1, 1, 5), (4, 3, 2, 3000), (5, 2, 3, 1024), (3, 4, 5, 1025), (9, 7,
 def problem(c: int, b: int, s: int, d: int) -> tuple[np.ndarray, ...]:
     generator = np.random.default_rng(c * d)
     clients = generator.permutation(c + 2)[:c].astype(np.int64)
-    shapes = ((c, d), (b, d), (c, b), (c + 2, s, d), (c, s))
-    updates, basis, shared, delta_g, own = (
+    slots = generator.integers(b, size=(c, s))
+    shapes = ((c, d), (d,), (c,), (b, d), (c, s), (c + 2, s, d), (c, s))
+    updates, v, sigma, pool, of_pool, delta_g, own = (
         generator.normal(size=shape).astype(np.float32) for shape in shapes
     )
-    return updates, basis, shared, delta_g, clients, own
+    return updates, v, sigma, pool, slots, of_pool, delta_g, clients, own
 
 
 @pytest.mark.parametrize(("c", "b", "s", "d"), SIZES)
 def test_against_float64(c: int, b: int, s: int, d: int) -> None:
-    updates, basis, shared, delta_g, clients, own = problem(c, b, s, d)
+    arguments = problem(c, b, s, d)
     out = np.full((c, d), np.nan, np.float32)
-    largest = combine(updates, basis, shared, delta_g, clients, own, out, 1)
-    exact = updates + shared.astype(float) @ basis
+    largest = combine(*arguments, out, 1)
+    updates, v, sigma, pool, slots, of_pool, delta_g, clients, own = arguments
+    exact = updates + np.outer(sigma.astype(float), v)
+    exact += np.einsum("ks,ksd->kd", of_pool.astype(float), pool[slots])
     exact += np.einsum("ks,ksd->kd", own.astype(float), delta_g[clients])
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
     assert np.array_equal(largest, np.abs(out).max(axis=1))
