@@ -73,8 +73,8 @@ class PairedBuffer:
             round: Round the pair comes from; increases from call to call.
             everyone: Whether all clients of the round push (of no importance here).
         """
-        models = torch.cat([delta_w[None], self.pool])
-        with_models = (models @ delta_w).cpu().double()
+        # Not joined into one matrix: the pool may be as large as many clients' pairs.
+        with_models = torch.cat([(delta_w @ delta_w)[None], self.pool @ delta_w]).cpu().double()
         ww = float(with_models[0])
         if not 0 < ww < float("inf"):
             self.skipped += len(rows)
@@ -83,7 +83,7 @@ class PairedBuffer:
         column = self.stamp[rows].argmin(dim=1)
         keep = torch.zeros(len(rows), dtype=torch.bool)
         # Of the new update differences with all models, and of all pairs with the new model.
-        new_row = torch.zeros(len(rows), len(models), dtype=torch.float64)
+        new_row = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
         new_column = torch.zeros(len(rows), s, dtype=torch.float64)
         scratch = None
         for block, clients in self._blocks(rows):
@@ -91,7 +91,8 @@ class PairedBuffer:
                 scratch = torch.empty_like(exact[block])
             k = block.stop - block.start
             delta_g = torch.sub(exact[block], historical[block], out=scratch[:k])
-            products = (delta_g @ models.mT).cpu().double()
+            products = torch.cat([(delta_g @ delta_w)[:, None], delta_g @ self.pool.mT], dim=1)
+            products = products.cpu().double()
             new_row[block] = products
             curvature = products[:, 0]
             kept = (curvature > CURVATURE * ww) & torch.isfinite(curvature)
@@ -113,7 +114,7 @@ class PairedBuffer:
         self.stamp[rows, column] = round
         # New row and new column of S^T Y; every other entry is as before.
         with_pool = torch.zeros(len(rows), len(self.pool), dtype=torch.float64)
-        with_pool[:, : len(models) - 1] = new_row[:, 1:]
+        with_pool[:, : new_row.shape[1] - 1] = new_row[:, 1:]
         with_pool[:, place] = new_row[:, 0]
         self.sy[rows, :, column] = with_pool.gather(1, self.slot[rows])
         self.sy[rows, column, :] = new_column[keep]
