@@ -43,6 +43,9 @@ def _made_in_federation(case: Any, path: Path) -> set[type]:
     return {type(client) for client in case.make_federation().clients}
 
 
+# Kernels alone, which import packages that may not be there.
+_OPTIONAL = ("fedrec.functional._numba", "fedrec.functional._triton")
+
 FAMILIES: list[tuple[type, type, Callable[[Any, Path], set[type]]]] = [
     (Aggregator, AggregatorContract, _made),
     (Attack, AttackContract, _made),
@@ -57,7 +60,8 @@ FAMILIES: list[tuple[type, type, Callable[[Any, Path], set[type]]]] = [
 def concrete_classes(base: type) -> set[type]:
     """Return the family's concrete classes, those that are not exported among them."""
     for module in pkgutil.walk_packages(fedrec.__path__, "fedrec."):
-        importlib.import_module(module.name)
+        if not module.name.startswith(_OPTIONAL):
+            importlib.import_module(module.name)
     return {
         cls
         for path, cls in subclasses(base).items()  # type: ignore[type-var]
