@@ -172,4 +172,5 @@ def test_dependencies_keep_quiet_as_a_module(here: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     starts = [line.partition(" ")[0] for line in done.stderr.splitlines()]
-    assert starts == ["Recording", "Detecting", "Flagged", "Recovering"]
+    steps = ["Recording", "Computing", "Detecting", "Flagged", "Recovering", "Computing"]
+    assert starts == steps
