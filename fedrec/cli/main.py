@@ -27,6 +27,13 @@ _COMMANDS = {
     "validate": ("check a recipe and list all of its mistakes", _RECIPE),
 }
 
+_HISTORY = {
+    "info": "tell what a history holds, without reading its updates",
+    "verify": "read everything and name all that is damaged; exit code 1 if anything is",
+    "repair": "drop what is damaged, and nothing else; the old file is kept as data.mdb.damaged",
+    "compact": "give free space in the file back to the disk",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
@@ -35,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit code: 0, 2 for a mistake of the user's, 130 after an interrupt.
+        The exit code: 0, 1 for a damaged history, 2 for a mistake of the user's, 130 after an
+        interrupt.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -47,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if takes_overrides:
         args.overrides = [*args.overrides, *rest]
     try:
+        if args.command == "history":
+            from fedrec.cli.history import execute
+
+            return execute(args)
         if getattr(args, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
         with _log_to_terminal():
@@ -109,7 +121,20 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name != "validate":
             sub.add_argument("--no-progress", action="store_true", help="no progress bars")
+    _add_history(commands)
     return parser
+
+
+def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "look after a history: info, verify, repair, compact"
+    history = commands.add_parser("history", help=about, description=f"{about.capitalize()}.")
+    actions = history.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, does in _HISTORY.items():
+        sub = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+        sub.add_argument("target", metavar="PATH", help="history, or the run folder it lies in")
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        sub.add_argument("--no-progress", action="store_true", help="no progress bar")
+        sub.add_argument("--debug", action="store_true", help="show where an error comes from")
 
 
 @contextmanager

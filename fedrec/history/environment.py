@@ -7,10 +7,11 @@ fork, and cannot be opened twice in a process. This module deals with all but th
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,16 +23,19 @@ from fedrec.exceptions import (
     HistoryError,
     HistoryFormatError,
     HistoryFullError,
+    HistoryLockedError,
 )
 
-__all__ = ["Environment"]
+__all__ = ["Environment", "beside", "put_in_place"]
 
 DATA = "data.mdb"
 DATABASES = ("meta", "models", "updates", "rounds")
 _MAP_SIZE = 2**40
 _SMALLEST_MAP_SIZE = 2**26
-_SMALLEST_FILE = 2 * 4096
+_META_PAGES = 2
+_SMALLEST_FILE = _META_PAGES * 4096
 _SLACK = 2**20
+_MODE = 0o600
 
 
 class Environment:
@@ -60,7 +64,14 @@ class Environment:
         size = self._data.stat().st_size
         if size < _SMALLEST_FILE:  # LMDB would take an empty file for a new one
             raise self._truncated(size, _SMALLEST_FILE)
-        self._env = _open_lmdb(directory, map_size)
+        # All who have the file open share this lock; who puts another in its place has it alone.
+        self._use = os.open(directory, os.O_RDONLY)
+        try:
+            self._lock(fcntl.LOCK_SH, "being compacted or repaired")
+            self._env = _open_lmdb(directory, map_size)
+        except BaseException:
+            os.close(self._use)
+            raise
         try:
             self._page_bytes = self._env.stat()["psize"]
             self._check_size()
@@ -71,7 +82,7 @@ class Environment:
                 name: self._env.open_db(name.encode(), create=False) for name in DATABASES
             }
         except BaseException as error:
-            self._env.close()
+            self._close()
             if isinstance(error, lmdb.NotFoundError):
                 raise _foreign(directory) from error
             if isinstance(error, lmdb.Error):
@@ -79,32 +90,27 @@ class Environment:
             raise
 
     @classmethod
-    def create(cls, directory: Path, key: bytes, record: bytes, map_size: int | None) -> None:
-        """Put a new environment with one record in its `meta` database on disk.
+    def create(cls, directory: Path, records: Mapping[bytes, bytes], map_size: int | None) -> None:
+        """Put a new environment with these records in its `meta` database on disk.
 
         It is made beside its place and moved there when it is complete and durable.
 
         Raises:
             HistoryError: If it cannot be done; nothing is left in place then.
         """
-        new = directory / "new"
-        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed here
-        new.mkdir()
-        env = _open_lmdb(new, map_size)
-        try:
-            databases = {name: env.open_db(name.encode()) for name in DATABASES}
-            with env.begin(write=True) as txn:
-                txn.put(key, record, db=databases["meta"])
-        except lmdb.Error as error:
-            raise _write_error(directory, error, len(record)) from error
-        finally:
-            env.close()
-        (new / DATA).replace(directory / DATA)
-        shutil.rmtree(new)
-        for entered in (directory, directory.parent):  # names are durable only now
-            file = os.open(entered, os.O_RDONLY)
-            os.fsync(file)
-            os.close(file)
+        with beside(directory) as new:
+            env = _open_lmdb(new, map_size)
+            try:
+                databases = {name: env.open_db(name.encode()) for name in DATABASES}
+                with env.begin(write=True) as txn:
+                    for key, record in records.items():
+                        txn.put(key, record, db=databases["meta"])
+            except lmdb.Error as error:
+                size = sum(map(len, records.values()))
+                raise _write_error(directory, error, size) from error
+            finally:
+                env.close()
+            put_in_place(new, directory)
 
     @classmethod
     def acquire(cls, directory: Path, map_size: int | None) -> Environment:
@@ -123,7 +129,7 @@ class Environment:
             identity = (status.st_dev, status.st_ino)
             found = cls._shared.get(identity)
             if found is not None and found.pid != os.getpid():
-                found._env.close()  # inherited by a fork; LMDB must not use it here
+                found._close()  # inherited by a fork; LMDB must not use it here
                 found = None
             if found is None:
                 found = cls._shared[identity] = cls(directory, map_size)
@@ -136,8 +142,37 @@ class Environment:
             self._users -= 1
             if self._users == 0 and self.pid == os.getpid():
                 self._env.close()
+                fcntl.flock(self._use, fcntl.LOCK_UN)  # a fork may still have it open
+                os.close(self._use)
                 for identity in [i for i, shared in self._shared.items() if shared is self]:
                     del self._shared[identity]
+
+    def claim(self) -> None:
+        """Keep everyone else from opening the file, until the environment is released.
+
+        Raises:
+            HistoryLockedError: If another store or process has it open.
+        """
+        with self._mutex:
+            if self._users > 1:
+                raise _in_use(self.directory, "used")
+            self._lock(fcntl.LOCK_EX, "used")
+
+    def copy(self, directory: Path) -> None:
+        """Write a compact copy into an empty directory.
+
+        Raises:
+            HistoryFullError: If there is no room.
+        """
+        with self.read() as txn:
+            needed = self.compact_bytes(txn)
+        if shutil.disk_usage(directory).free < needed:
+            raise _full_disk(directory, needed, "a copy needs as much")
+        try:
+            self._env.copy(str(directory), compact=True)
+            (directory / DATA).chmod(_MODE)
+        except lmdb.Error as error:
+            raise _write_error(directory, error, needed) from error
 
     @contextmanager
     def read(self) -> Iterator[lmdb.Transaction[memoryview]]:
@@ -174,6 +209,15 @@ class Environment:
     def cursor(self, txn: lmdb.Transaction[Any], database: str) -> lmdb.Cursor[Any]:
         """Return a cursor over one of the databases."""
         return txn.cursor(self._databases[database])
+
+    def stored_bytes(self, txn: lmdb.Transaction[Any], database: str) -> int:
+        """Return the bytes of the pages that one of the databases takes."""
+        return _pages(txn.stat(self._databases[database])) * self._page_bytes
+
+    def compact_bytes(self, txn: lmdb.Transaction[Any]) -> int:
+        """Return the size of a file with all of it and nothing else."""
+        pages = _META_PAGES + _pages(self._env.stat())
+        return pages * self._page_bytes + sum(self.stored_bytes(txn, name) for name in DATABASES)
 
     def count(self, txn: lmdb.Transaction[Any], database: str) -> int:
         """Return the number of records in one of the databases."""
@@ -216,6 +260,16 @@ class Environment:
     def _used_bytes(self) -> int:
         return (self._env.info()["last_pgno"] + 1) * self._page_bytes
 
+    def _lock(self, kind: int, state: str) -> None:
+        try:
+            fcntl.flock(self._use, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(self.directory, state) from error
+
+    def _close(self) -> None:
+        self._env.close()
+        os.close(self._use)
+
     def _check_size(self) -> None:
         # Reading the map beyond the end of the file is a SIGBUS, not an exception.
         used = self._used_bytes()
@@ -235,6 +289,46 @@ class Environment:
         )
 
 
+@contextmanager
+def beside(directory: Path) -> Iterator[Path]:
+    """Make a directory for a new file of a history; it is removed afterwards."""
+    new = directory / "new"
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed here
+    new.mkdir()
+    try:
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def put_in_place(new: Path, directory: Path) -> None:
+    """Move the file of a directory that is complete to another; what was there is replaced.
+
+    After a crash, the old or the new one is there, whole.
+    """
+    _sync(new / DATA)
+    (new / DATA).replace(directory / DATA)
+    for entered in (directory, directory.parent):  # names are durable only now
+        _sync(entered)
+
+
+def _pages(stat: Mapping[str, Any]) -> int:
+    return int(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+
+
+def _in_use(directory: Path, state: str) -> HistoryLockedError:
+    return HistoryLockedError(
+        f"History `{directory}` is {state} by another store or process. HINT: wait until it is "
+        "done, or close what has it open."
+    )
+
+
 def _open_lmdb(directory: Path, map_size: int | None) -> lmdb.Environment:
     # A map takes address space, not memory: reserve plenty once, so that it need never grow.
     size = _MAP_SIZE if map_size is None else map_size
@@ -251,7 +345,7 @@ def _open_lmdb(directory: Path, map_size: int | None) -> lmdb.Environment:
                 max_spare_txns=0,
                 sync=True,  # a commit that is not synced can cost the whole file
                 readahead=True,  # rounds are read front to back
-                mode=0o600,
+                mode=_MODE,
                 create=False,
                 readonly=not writable,
                 lock=writable,

@@ -11,6 +11,7 @@ import torch
 
 from fedrec.history.base import HistoryStore
 from fedrec.history.conversion import to_arrays, to_record
+from fedrec.history.damage import Damage
 from fedrec.history.manifest import Manifest
 from fedrec.history.store import RoundStore
 from fedrec.types import RoundRecord
@@ -173,6 +174,19 @@ class LMDBHistory(HistoryStore):
     def num_bytes(self) -> int:
         """Return the size of `data.mdb` in bytes."""
         return self._store.num_bytes()
+
+    def damage(self) -> list[Damage]:
+        """Read everything, and list all that is not as it was written.
+
+        What `fedrec.history.repair` would drop can be told from it.
+
+        Returns:
+            One entry for each damaged record and each break of the chain; none if all is well.
+
+        Raises:
+            HistoryCorruptedError: If the file is truncated, or the manifest is damaged.
+        """
+        return [one for _, found in self._store.damage() for one in found]
 
     def verify(self) -> range:
         """Read everything, and follow the chain of hashes from the manifest to the last round.

@@ -18,14 +18,16 @@ import xxhash
 
 from fedrec.exceptions import HistoryCorruptedError, HistoryFormatError
 from fedrec.history.codecs import CODECS
+from fedrec.history.damage import Damage, DamagedRecordError
 from fedrec.history.manifest import FORMAT_VERSION, Manifest
 
 __all__ = ["Recording"]
 
 JSON, FLOAT32 = 0, 1  # what a payload decodes to
 # Client indices that stand for something else; those of clients count up from 0.
-MANIFEST, GLOBAL_WEIGHTS, AGGREGATE, BUFFERS, ROUND = range(2**32 - 5, 2**32)
+REPAIRS, MANIFEST, GLOBAL_WEIGHTS, AGGREGATE, BUFFERS, ROUND = range(2**32 - 6, 2**32)
 NAMES = {
+    REPAIRS: "the list of repairs",
     MANIFEST: "the manifest",
     GLOBAL_WEIGHTS: "the global weights",
     AGGREGATE: "the aggregate",
@@ -167,14 +169,28 @@ class Recording:
             raise self.corrupted(t, index, "it is not the one the round was committed with")
         return payload
 
-    def corrupted(self, t: int, index: int, why: str) -> HistoryCorruptedError:
-        """Return the error for a record that is not what was written."""
-        what = NAMES[index] if index in NAMES else f"client `{self.client_ids[index]}`"
-        return HistoryCorruptedError(
-            f"History `{self.history}`, round {t}, {what}: the stored bytes are not those that "
-            f"were written ({why}). HINT: restore the history from a copy; what is whole can "
-            "still be read."
+    def adopt(self, record: memoryview, t: int, index: int) -> tuple[bytes, int]:
+        """Make the record of another recording, which was checked, one of this.
+
+        Returns:
+            The record and its checksum.
+        """
+        header = _Header(*_HEADER.unpack(record[: _HEADER.size]))
+        payload = record[_HEADER_BYTES:]
+        return self.pack(
+            t, index, payload, codec=header.codec, dtype=header.dtype, size=header.size
         )
+
+    def corrupted(self, t: int, index: int, why: str) -> DamagedRecordError:
+        """Return the error for a record that is not what was written."""
+        client_id = None if index in NAMES else self.client_ids[index]
+        damage = Damage(
+            part=NAMES.get(index, f"client `{client_id}`"),
+            reason=f"the stored bytes are not those that were written ({why})",
+            round=None if index in (REPAIRS, MANIFEST) else t,
+            client_id=client_id,
+        )
+        return DamagedRecordError(self.history, damage)
 
     def _header(self, t: int, index: int, codec: int, dtype: int, size: int) -> bytes:
         return _HEADER.pack(_MAGIC, FORMAT_VERSION, codec, dtype, t, index, size, self._store_id)

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from fedrec._checks import check_choice, check_int
 from fedrec.exceptions import ConfigurationError, HistoryError, HistoryFormatError, expected
+from fedrec.history.check import check
 from fedrec.history.codecs import CODECS, Codec, Float32Codec
 from fedrec.history.codecs.rows import map_rows
+from fedrec.history.damage import Damage, DamagedRecordError
 from fedrec.history.environment import DATA, Environment
 from fedrec.history.lock import WriterLock
 from fedrec.history.manifest import Manifest
@@ -34,7 +36,7 @@ from fedrec.history.recording import (
     key,
 )
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
-from fedrec.history.snapshot import Snapshot
+from fedrec.history.snapshot import Snapshot, load
 
 __all__ = ["RoundStore"]
 
@@ -116,7 +118,7 @@ class RoundStore:
         self.close()  # what this store had open before, if that was deleted
         self._lock_for_writing()
         self._check_empty()  # another process may have been faster
-        Environment.create(self._directory, key(0, MANIFEST), recording.record, self.map_size)
+        Environment.create(self._directory, {key(0, MANIFEST): recording.record}, self.map_size)
 
     def write_round(self, record: RoundArrays) -> None:
         """Append a round; when this returns, the round survives a power cut.
@@ -221,6 +223,17 @@ class RoundStore:
         """Return the size of the file in bytes."""
         return 0 if self.is_empty else (self._directory / DATA).stat().st_size
 
+    def damage(self) -> Iterator[tuple[int, list[Damage]]]:
+        """Read everything and follow the chain of round records.
+
+        Yields:
+            How many rounds are left to do, and what is damaged in the one that is done.
+
+        Raises:
+            HistoryCorruptedError: If the file as a whole cannot be read.
+        """
+        return check(self._load(), self._open())
+
     def verify(self) -> range:
         """Read everything and follow the chain of round records.
 
@@ -230,16 +243,10 @@ class RoundStore:
         Raises:
             HistoryCorruptedError: At the first thing that is not as it was written.
         """
-        recording = self._load()
-        previous = digest(recording.record)
         rounds = self.rounds()
-        for t in rounds:
-            with self._snapshot() as snapshot:
-                entry, following = snapshot.entry(t)
-                if entry["previous"] != previous:
-                    raise recording.corrupted(t, ROUND, "it does not follow the one before it")
-                snapshot.read(entry, None)
-            previous = following
+        for _, found in self.damage():
+            if found:
+                raise DamagedRecordError(str(self.path), found[0])
         return rounds
 
     def close(self) -> None:
@@ -278,10 +285,7 @@ class RoundStore:
 
     def _load(self) -> Recording:
         if self._recording is None:
-            environment = self._open()
-            with environment.read() as txn:
-                found = environment.cursor(txn, "meta").get(key(0, MANIFEST), b"")
-                recording = Recording.load(str(self.path), bytes(found))
+            recording = load(str(self.path), self._open())
             if self.codec not in (None, recording.codec.name):
                 raise HistoryFormatError(
                     f"History `{self.path}` stores updates as `{recording.codec.name}`, but was "

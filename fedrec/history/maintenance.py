@@ -1,0 +1,323 @@
+"""Rewriting a history: without its free pages, or without what is damaged.
+
+The new file is made beside the old one, read back, and put in its place in one step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrec.exceptions import HistoryCorruptedError, HistoryError
+from fedrec.history.check import BROKEN_CHAIN, check
+from fedrec.history.damage import Damage, DamagedRecordError
+from fedrec.history.environment import DATA, Environment, beside, put_in_place
+from fedrec.history.lock import WriterLock
+from fedrec.history.recording import (
+    AGGREGATE,
+    BUFFERS,
+    GLOBAL_WEIGHTS,
+    MANIFEST,
+    REPAIRS,
+    ROUND,
+    Recording,
+    canonical,
+    digest,
+    key,
+)
+from fedrec.history.snapshot import Snapshot, load
+from fedrec.history.store import RoundStore
+from fedrec.history.summary import history_folder
+
+__all__ = ["Compaction", "Repair", "compact", "repair"]
+
+BACKUP = "data.mdb.damaged"
+DROPPED = "damaged, dropped by a repair"
+
+_FLOAT_BYTES = 4
+
+#: Called with the number of rounds that are left.
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compaction:
+    """What a compaction did.
+
+    Args:
+        bytes_before: Size of the file before, in bytes.
+        bytes_after: Size of the file afterwards.
+    """
+
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """What a repair did.
+
+    Args:
+        damage: All that was damaged; nothing has changed if this is empty.
+        rounds_before: Rounds before the repair.
+        rounds: Rounds that are left, `0..rounds - 1`.
+        dropped: Round and client of each update that was dropped from a round that is left.
+        backup: Where the damaged file is kept, or `None` if nothing was damaged.
+    """
+
+    damage: tuple[Damage, ...]
+    rounds_before: int
+    rounds: int
+    dropped: tuple[tuple[int, str], ...]
+    backup: Path | None
+
+
+def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Compaction:
+    """Give the free space in a history's file back to the disk.
+
+    A compact copy is made beside the file, read and checked to its last byte, and put in its
+    place; the disk has to hold both for that time. Whenever this is interrupted, the old or the
+    new file is there, whole.
+
+    Args:
+        path: The history, or the run folder it lies in. Nobody else may have it open.
+        progress: Called after each round that was checked, with the number of rounds left.
+
+    Returns:
+        The sizes before and after.
+
+    Raises:
+        HistoryFormatError: If there is no history.
+        HistoryLockedError: If another store or process has it open.
+        HistoryCorruptedError: If it is damaged; it is left as it is.
+        HistoryFullError: If the disk has no room for the copy.
+
+    Examples:
+        >>> import tempfile
+        >>> from fedrec.history import LMDBHistory, Manifest
+        >>> manifest = Manifest(
+        ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
+        ...     aggregator={}, server_lr=0.1, max_rounds=5,
+        ... )
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     with LMDBHistory(path) as history:
+        ...         history.begin(manifest)
+        ...     done = compact(path)
+        >>> done.bytes_after <= done.bytes_before
+        True
+    """
+    with _alone(path) as (directory, recording, environment), beside(directory) as new:
+        before = (directory / DATA).stat().st_size
+        environment.copy(new)
+        _require_whole(new, recording, progress)
+        after = (new / DATA).stat().st_size
+        put_in_place(new, directory)
+    return Compaction(bytes_before=before, bytes_after=after)
+
+
+def repair(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Repair:
+    """Drop what is damaged from a history, and nothing else.
+
+    - A damaged client update is dropped; its client counts as refused in that round, with the
+      reason "damaged, dropped by a repair". The round's aggregate stays as it was recorded.
+    - Where global weights, aggregate, buffers or round record of round t are damaged, the rounds
+      from t on are dropped: a recovery needs them of every round. Where the chain is broken between
+      two rounds, either can be the wrong one, and both are dropped with what follows.
+
+    What is left is copied to a new file, which is read back before it takes the place of the old
+    one; that is kept as `data.mdb.damaged`. What was dropped is written down in the history
+    (`info`). It has a new `store_id`, so that no half-finished recovery from the damaged history
+    goes on with it.
+
+    Args:
+        path: The history, or the run folder it lies in. Nobody else may have it open.
+        progress: Called after each round that was read, with the number of rounds left; the
+            history is read, and then the new file.
+
+    Returns:
+        What was damaged, and what was dropped.
+
+    Raises:
+        HistoryFormatError: If there is no history.
+        HistoryLockedError: If another store or process has it open.
+        HistoryCorruptedError: If no round would be left, or the file is truncated; it is left as
+            it is.
+        HistoryFullError: If the disk has no room for the new file.
+        HistoryError: If a `data.mdb.damaged` is there already.
+
+    Examples:
+        >>> import tempfile
+        >>> from fedrec.history import LMDBHistory, Manifest
+        >>> manifest = Manifest(
+        ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
+        ...     aggregator={}, server_lr=0.1, max_rounds=5,
+        ... )
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     with LMDBHistory(path) as history:
+        ...         history.begin(manifest)
+        ...     repair(path).damage
+        ()
+    """
+    with _alone(path) as (directory, recording, environment), beside(directory) as new:
+        damage: list[Damage] = []
+        for left, found in check(recording, environment):
+            damage += found
+            if progress is not None:
+                progress(left)
+        with environment.read() as txn:
+            stored = Snapshot(recording, environment, txn).stored()
+        whole = Repair(
+            damage=(), rounds_before=len(stored), rounds=len(stored), dropped=(), backup=None
+        )
+        if not damage:
+            return whole
+        backup = directory / BACKUP
+        # One that is the file itself was left by a repair that was killed just before its end.
+        if backup.exists() and not backup.samefile(directory / DATA):
+            raise HistoryError(
+                f"History `{directory}` was repaired before, and what was damaged then is still in "
+                f"`{backup}`. HINT: move that away, or remove it."
+            )
+        rounds = _rounds_left(damage, stored)
+        if rounds < 1:
+            raise HistoryCorruptedError(
+                f"History `{directory}` cannot be repaired, as no round would be left: {damage[0]}."
+                " HINT: restore it from a copy."
+            )
+        lost = {(d.round, d.client_id) for d in damage if d.client_id is not None}
+        dropped = tuple(
+            (t, c) for t in range(rounds) for c in recording.client_ids if (t, c) in lost
+        )
+        done = {"rounds_before": len(stored), "rounds": rounds, "dropped": dropped}
+        copied = _copy(recording, environment, new, rounds, set(dropped), done)
+        _require_whole(new, copied, progress)
+        try:
+            backup.unlink(missing_ok=True)
+            backup.hardlink_to(directory / DATA)
+        except OSError as error:
+            raise HistoryError(f"`{backup}` cannot be made: {error}.") from error
+        put_in_place(new, directory)
+    return dataclasses.replace(
+        whole, damage=tuple(damage), rounds=rounds, dropped=dropped, backup=backup
+    )
+
+
+def _rounds_left(damage: list[Damage], stored: list[int]) -> int:
+    """Return how many rounds a recovery can still rely on."""
+    ends = (
+        one.round - (one.reason == BROKEN_CHAIN)
+        for one in damage
+        if one.round is not None and one.client_id is None
+    )
+    return min(ends, default=len(stored))
+
+
+def _copy(
+    recording: Recording,
+    environment: Environment,
+    new: Path,
+    rounds: int,
+    dropped: Collection[tuple[int, str]],
+    done: dict[str, Any],
+) -> Recording:
+    """Write what is whole to a new history, and return that."""
+    manifest = dataclasses.replace(recording.manifest, store_id=uuid.uuid4().hex)
+    copied = Recording(recording.history, manifest)
+    with environment.read() as txn:
+        try:
+            earlier = Snapshot(recording, environment, txn).repairs()
+        except DamagedRecordError:
+            earlier = []
+    repairs, _ = copied.pack(0, REPAIRS, canonical({"repairs": [*earlier, done]}))
+    records = {key(0, MANIFEST): copied.record, key(0, REPAIRS): repairs}
+    Environment.create(new, records, None)
+    target = Environment.acquire(new, None)
+    try:
+        previous = digest(copied.record)
+        for t in range(rounds):
+            with environment.read() as txn:
+                snapshot = Snapshot(recording, environment, txn)
+                previous = _copy_round(snapshot, t, target, copied, dropped, previous)
+    finally:
+        target.release()
+    return copied
+
+
+def _copy_round(
+    snapshot: Snapshot,
+    t: int,
+    target: Environment,
+    copied: Recording,
+    dropped: Collection[tuple[int, str]],
+    previous: str,
+) -> str:
+    """Write what is whole of a round to a new history; return the hash of its round record."""
+    entry, _ = snapshot.entry(t)
+    present, ids = entry["present"], copied.client_ids
+    keep = [k for k, index in enumerate(present) if (t, ids[index]) not in dropped]
+    entry["refused"] += [[i, DROPPED] for i in present if (t, ids[i]) in dropped]
+    for name in ("present", "num_samples", "updates", "bounds", "max_error"):
+        if entry[name] is not None:
+            entry[name] = [entry[name][k] for k in keep]
+    entry["previous"] = previous
+
+    checksums = dict(zip(entry["present"], entry["updates"], strict=True))
+    vectors = [("updates", index, checksums[index]) for index in sorted(checksums)]
+    of_models = {GLOBAL_WEIGHTS: "global_weights", AGGREGATE: "aggregate", BUFFERS: "buffers"}
+    vectors += [("models", i, entry[name]) for i, name in of_models.items() if entry[name]]
+    size = _FLOAT_BYTES * copied.manifest.num_parameters
+    at_once = max(1, RoundStore.transaction_bytes // size)
+    for start in range(0, len(vectors), at_once):
+        group = vectors[start : start + at_once]
+        with target.write(len(group) * size) as txn:
+            for database, index, checksum in group:
+                record = snapshot.record(t, database, index, checksum)
+                data, made = copied.adopt(record, t, index)
+                target.append(txn, database, key(t, index), data)
+                if database == "updates":
+                    checksums[index] = f"{made:016x}"
+                else:
+                    entry[of_models[index]] = f"{made:016x}"
+            if start + at_once >= len(vectors):
+                entry["updates"] = [checksums[index] for index in entry["present"]]
+                data, _ = copied.pack(t, ROUND, canonical(entry))
+                target.append(txn, "rounds", key(t, ROUND), data)
+    return digest(data)
+
+
+def _require_whole(new: Path, recording: Recording, progress: Progress | None) -> None:
+    """Read a new file back before it takes the place of another."""
+    environment = Environment.acquire(new, None)
+    try:
+        for left, found in check(recording, environment):
+            if found:
+                raise DamagedRecordError(recording.history, found[0])
+            if progress is not None:
+                progress(left)
+    finally:
+        environment.release()
+
+
+@contextmanager
+def _alone(
+    path: str | os.PathLike[str],
+) -> Iterator[tuple[Path, Recording, Environment]]:
+    """Open a history that nobody else has open, and keep it so."""
+    folder = history_folder(path)
+    directory = folder.absolute()
+    environment = Environment.acquire(directory, None)
+    try:
+        lock = WriterLock(directory)
+        try:
+            environment.claim()
+            yield directory, load(str(folder), environment), environment
+        finally:
+            lock.release()
+    finally:
+        environment.release()

@@ -1,0 +1,134 @@
+"""What a history holds, without reading its updates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrec.history.environment import DATA, Environment
+from fedrec.history.snapshot import Snapshot, load
+
+__all__ = ["HistoryInfo", "history_folder", "info"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryInfo:
+    """What a history holds.
+
+    Args:
+        path: Directory of the history.
+        num_rounds: Rounds that are stored.
+        max_rounds: Rounds the recording is meant to have.
+        num_clients: Clients of the recording.
+        num_updates: Client updates that are stored.
+        num_parameters: $d$.
+        num_bytes: Size of the file.
+        free_bytes: Bytes in the file that nothing uses; `compact` gives them back.
+        bytes_per_parameter: Bytes that the stored updates take for each of their entries, headers
+            and the ends of pages included; `None` before the first one.
+        expected_bytes: Size to expect when `max_rounds` are stored, taking those that are as
+            typical; `None` before the first one.
+        codec: Codec of the updates.
+        max_error: The most by which any entry of any update is off; 0 where the codec is exact.
+        model_fingerprint: `ParameterVector.fingerprint` of the model.
+        versions: Versions of fedrec, torch and others that recorded, by name.
+        repairs: What each repair has dropped, in the order they were made.
+    """
+
+    path: str
+    num_rounds: int
+    max_rounds: int
+    num_clients: int
+    num_updates: int
+    num_parameters: int
+    num_bytes: int
+    free_bytes: int
+    bytes_per_parameter: float | None
+    expected_bytes: int | None
+    codec: str
+    max_error: float
+    model_fingerprint: str
+    versions: Mapping[str, str]
+    repairs: tuple[Mapping[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain values."""
+        return asdict(self)
+
+
+def history_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the directory of a history, given that or a run folder it lies in."""
+    path = Path(path)
+    return path / "history" if (path / "history" / DATA).exists() else path
+
+
+def info(path: str | os.PathLike[str]) -> HistoryInfo:
+    """Tell what a history holds. Updates are not read, so that it is quick at any size.
+
+    Args:
+        path: The history, or the run folder it lies in.
+
+    Raises:
+        HistoryFormatError: If there is none.
+        HistoryCorruptedError: If the manifest or a round record is damaged, or the file truncated.
+
+    Examples:
+        >>> import tempfile
+        >>> from fedrec.history import LMDBHistory, Manifest
+        >>> manifest = Manifest(
+        ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
+        ...     aggregator={}, server_lr=0.1, max_rounds=5,
+        ... )
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     with LMDBHistory(path, codec="int8") as history:
+        ...         history.begin(manifest)
+        ...     found = info(path)
+        >>> found.num_rounds, found.max_rounds, found.num_clients, found.codec
+        (0, 5, 2, 'int8')
+    """
+    folder = history_folder(path)
+    environment = Environment.acquire(folder.absolute(), None)
+    try:
+        recording = load(str(folder), environment)
+        manifest = recording.manifest
+        with environment.read() as txn:
+            snapshot = Snapshot(recording, environment, txn)
+            num_rounds = len(snapshot.rounds())
+            num_updates = environment.count(txn, "updates")
+            stored = {
+                name: environment.stored_bytes(txn, name)
+                for name in ("updates", "models", "rounds")
+            }
+            repairs = snapshot.repairs()
+            errors = (snapshot.entry(t)[0]["max_error"] for t in range(num_rounds))
+            max_error = max((e for row in errors for e in row or ()), default=0.0)
+            used = environment.compact_bytes(txn)
+    finally:
+        environment.release()
+    of_rounds = sum(stored.values())
+    entries = num_updates * manifest.num_parameters
+    size = (folder / DATA).stat().st_size
+    return HistoryInfo(
+        path=str(folder),
+        num_rounds=num_rounds,
+        max_rounds=manifest.max_rounds,
+        num_clients=len(manifest.clients),
+        num_updates=num_updates,
+        num_parameters=manifest.num_parameters,
+        num_bytes=size,
+        free_bytes=max(0, size - used),
+        bytes_per_parameter=stored["updates"] / entries if entries else None,
+        expected_bytes=(
+            used - of_rounds + of_rounds * max(manifest.max_rounds, num_rounds) // num_rounds
+            if num_rounds
+            else None
+        ),
+        codec=manifest.codec,
+        max_error=max_error,
+        model_fingerprint=manifest.model_fingerprint,
+        versions=dict(manifest.versions),
+        repairs=tuple(repairs),
+    )
