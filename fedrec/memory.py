@@ -34,7 +34,7 @@ def recovery_bytes(num_clients: int, num_parameters: int, kept: int) -> int:
         num_parameters: $d$.
         kept: Bytes that the recoverer keeps from round to round.
     """
-    return _FLOAT_BYTES * _MATRICES * num_clients * num_parameters + kept
+    return recording_bytes(num_clients, num_parameters) + kept
 
 
 def num_bytes_text(num_bytes: float) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedrec.functional._numba_kernels import compile_kernel
 from fedrec.functional._threads import for_each
 
 __all__ = ["combine", "prepare"]
@@ -62,12 +62,7 @@ def _compiled() -> Callable[..., None]:
         f"void({matrix}, {vector}, {vector}, {matrix}, {indices}, {matrix}, float32[:, :, ::1], "
         f"{integers}, {matrix}, {matrix}, int32[:, ::1], int32[::1], int64, int64)"
     )
-    compiled: Callable[..., None]
-    try:
-        compiled = numba.njit(signature, nogil=True, cache=True)(_combine)
-    except (OSError, RuntimeError):  # nowhere to write, or a full disk
-        compiled = numba.njit(signature, nogil=True)(_combine)
-    return compiled
+    return compile_kernel(_combine, signature)
 
 
 def prepare() -> None:

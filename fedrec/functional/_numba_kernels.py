@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from fedrec.functional._threads import for_each
 from fedrec.functional.selection_network import GROUP, SORT_GROUP, Comparator, selection_network
 
-__all__ = ["WIDTH", "middle_mean"]
+__all__ = ["WIDTH", "compile_kernel", "middle_mean"]
 
 #: Columns of a block. 100 rows of them fit the second-level cache twice, and a row is long enough
 #: for the memory to stream.
@@ -184,17 +184,22 @@ def _blocks(  # type: ignore[no-untyped-def]
         _mean(block, kept, out, start)
 
 
+def compile_kernel(function: Callable[..., None], signature: str) -> Callable[..., None]:
+    """Compile a function that leaves Python's lock, or load it from numba's cache."""
+    compiled: Callable[..., None]
+    try:
+        compiled = numba.njit(signature, nogil=True, cache=True)(function)
+    except (OSError, RuntimeError):  # nowhere to write, or a full disk
+        compiled = numba.njit(signature, nogil=True)(function)
+    return compiled
+
+
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., None]:
     signature = (
         "void(float32[::1], int64, int64, int64[:, ::1], int64[::1], int64, int64, float32[::1])"
     )
-    compiled: Callable[..., None]
-    try:
-        compiled = numba.njit(signature, nogil=True, cache=True)(_blocks)
-    except (OSError, RuntimeError):  # nowhere to write, or a full disk
-        compiled = numba.njit(signature, nogil=True)(_blocks)
-    return compiled
+    return compile_kernel(_blocks, signature)
 
 
 @lru_cache(maxsize=64)
