@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fedrec.history.codecs import CODECS
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _single_thread() -> None:
@@ -31,6 +33,15 @@ def _offline() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", refuse)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _codecs() -> Iterator[None]:
+    """Forget the codecs that a test registers."""
+    before = dict(CODECS)
+    yield
+    CODECS.clear()
+    CODECS.update(before)
 
 
 def _is_loopback(address: object) -> bool:

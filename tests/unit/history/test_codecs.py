@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import lz4.block
 import numpy as np
@@ -30,15 +30,6 @@ def decode(name: str, payload: bytes, size: int) -> list[float]:
     out = np.full(size, np.nan, np.float32)
     CODECS[name].decode(memoryview(payload), out)
     return out.tolist()
-
-
-@pytest.fixture
-def registry() -> Iterator[None]:
-    """Put the codecs back that were known before."""
-    before = dict(CODECS)
-    yield
-    CODECS.clear()
-    CODECS.update(before)
 
 
 def test_ids_and_names() -> None:
@@ -204,7 +195,6 @@ class Halved(Codec):
         out[:] = np.repeat(np.frombuffer(payload, "<f4"), 2)[: out.size]
 
 
-@pytest.mark.usefixtures("registry")
 def test_register() -> None:
     register_codec(Halved())
     assert CODECS["halved"].id == 200
@@ -212,7 +202,6 @@ def test_register() -> None:
         register_codec(Halved())
 
 
-@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize(
     ("attributes", "error"),
     [

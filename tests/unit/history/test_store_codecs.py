@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -34,13 +34,6 @@ class Doubled(Codec):
 
     def decode(self, payload: memoryview, out: NDArray[np.float32]) -> None:
         out[:] = np.frombuffer(payload, "<f4") / 2
-
-
-@pytest.fixture
-def doubled() -> Iterator[None]:
-    register_codec(Doubled())
-    yield
-    del CODECS["doubled"]
 
 
 @pytest.fixture
@@ -158,9 +151,8 @@ def test_repr_and_arguments(tmp_path: Path) -> None:
     assert LMDBHistory(tmp_path).codec is None
 
 
-def test_own_codec(
-    tmp_path: Path, doubled: None, manifest: Manifest, arrays: Callable[..., RoundArrays]
-) -> None:
+def test_own_codec(tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]) -> None:
+    register_codec(Doubled())
     store = RoundStore(tmp_path, codec="doubled")
     store.begin(manifest)
     store.write_round(arrays(0))
