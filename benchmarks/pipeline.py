@@ -45,7 +45,7 @@ PARTS = {
     "aggregation": [(Aggregator, "__call__")],
     "writing": [(BackgroundWriter, "write"), (BackgroundWriter, "wait")],
     "reading": [(RoundReader, "read"), (RoundReader, "cohort")],
-    "estimates": [(PairedBuffer, "estimate")],
+    "estimates": [(PairedBuffer, "estimate"), (PairedBuffer, "weighted_sum")],
     "pairs": [(PairedBuffer, "push")],
     "threshold": [(FedRecover, "start")],
 }

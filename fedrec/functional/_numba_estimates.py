@@ -2,72 +2,164 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, register_jitable
 
-from fedrec.functional._numba_kernels import compile_kernel
-from fedrec.functional._threads import for_each
+from fedrec.functional._numba_kernels import FAST, compile_kernel
+from fedrec.functional._threads import share
 
-__all__ = ["combine", "prepare"]
+__all__ = ["combine", "compiled", "weighted_sum"]
 
-# Columns of a block: the rows of a pass stay in a core's first-level cache.
-_WIDTH = 1024
+# Columns of a block: what all rows share stays in the second-level cache, and a row is long enough
+# for the memory to stream.
+_WIDTH = 4096
 # Pairs of a pass over a row.
 _PAIRS = 2
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 _Float32 = npt.NDArray[np.float32]
+_Int64 = npt.NDArray[np.int64]
+
+
+def _generate_bits(typing_context, value):  # type: ignore[no-untyped-def]
+    """Return the bits of a number. Magnitudes are ordered like theirs, NaN above all of them."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+_bits: Any = intrinsic(_generate_bits)
+_inline: Any = register_jitable
+
+
+@_inline
+def _all_but_last(  # type: ignore[no-untyped-def]
+    i, start, stop, updates, v, sigma, pool, slots, of_pool, delta_g, client, own, target
+):
+    """Add what comes before the last pass over a block; return what that one starts from."""
+    read, scale = updates[i, start:stop], sigma[i]
+    for n in range(0, own.shape[1] - _PAIRS, _PAIRS):
+        x = v[start:stop]
+        y0, y1 = pool[slots[i, n], start:stop], pool[slots[i, n + 1], start:stop]
+        z0, z1 = delta_g[client, n, start:stop], delta_g[client, n + 1, start:stop]
+        b0, b1, c0, c1 = of_pool[i, n], of_pool[i, n + 1], own[i, n], own[i, n + 1]
+        for j in range(stop - start):
+            terms = scale * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
+            target[j] = read[j] + terms
+        read, scale = target, np.float32(0)
+    return read, scale
+
+
+@_inline
+def _last_pairs(i, start, stop, pool, slots, of_pool, delta_g, client, own):  # type: ignore[no-untyped-def]
+    """Return vectors and coefficients of the last pass over a block."""
+    n = (own.shape[1] - 1) // _PAIRS * _PAIRS
+    # Without a second pair, the first is taken twice, the second time with nothing.
+    m = min(n + 1, own.shape[1] - 1)
+    more = np.float32(m - n)
+    return (
+        pool[slots[i, n], start:stop],
+        pool[slots[i, m], start:stop],
+        delta_g[client, n, start:stop],
+        delta_g[client, m, start:stop],
+        of_pool[i, n],
+        of_pool[i, m] * more,
+        own[i, n],
+        own[i, m] * more,
+    )
 
 
 def _combine(  # type: ignore[no-untyped-def]
-    updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out, bits, largest, first, last
+    updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out, largest, first, last
 ):
-    d, num_pairs = updates.shape[1], delta_g.shape[1]
+    d = updates.shape[1]
     for i in range(first, last):
-        highest = np.int32(0)
-        client, scale = clients[i], sigma[i]
+        highest, client = np.int32(0), clients[i]
         for start in range(0, d, _WIDTH):
             stop = min(start + _WIDTH, d)
-            row, read, x = out[i, start:stop], updates[i, start:stop], v[start:stop]
-            a = scale
-            for n in range(0, num_pairs, _PAIRS):
-                # Without a second pair, the first is taken twice, the second time with nothing.
-                m = min(n + 1, num_pairs - 1)
-                more = np.float32(m - n)
-                b0, b1 = of_pool[i, n], of_pool[i, m] * more
-                c0, c1 = own[i, n], own[i, m] * more
-                y0, y1 = pool[slots[i, n], start:stop], pool[slots[i, m], start:stop]
-                z0, z1 = delta_g[client, n, start:stop], delta_g[client, m, start:stop]
-                for j in range(stop - start):
-                    terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
-                    row[j] = read[j] + terms
-                read, a = row, np.float32(0)
-            # Magnitudes are ordered like their bits, and NaN is above all of them.
-            magnitudes = bits[i, start:stop]
+            row, x = out[i, start:stop], v[start:stop]
+            read, a = _all_but_last(
+                i, start, stop, updates, v, sigma, pool, slots, of_pool, delta_g, client, own, row
+            )
+            y0, y1, z0, z1, b0, b1, c0, c1 = _last_pairs(
+                i, start, stop, pool, slots, of_pool, delta_g, client, own
+            )
             for j in range(stop - start):
-                highest = max(highest, magnitudes[j] & _MAGNITUDE)
+                terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
+                value = read[j] + terms
+                row[j] = value
+                highest = max(highest, _bits(value) & _MAGNITUDE)
         largest[i] = highest
 
 
+def _weighted_sum(  # type: ignore[no-untyped-def]
+    updates,
+    v,
+    sigma,
+    pool,
+    slots,
+    of_pool,
+    delta_g,
+    clients,
+    own,
+    weights,
+    out,
+    largest,
+    first,
+    last,
+):
+    scratch = np.empty(_WIDTH, np.float32)
+    for start in range(first, last, _WIDTH):
+        stop = min(start + _WIDTH, last)
+        total, x = out[start:stop], v[start:stop]
+        total[:] = np.float32(0)
+        for i in range(len(clients)):
+            client, highest, weight = clients[i], largest[i], weights[i]
+            if client < 0:
+                continue
+            read, a = _all_but_last(
+                i, start, stop, updates, v, sigma, pool, slots, of_pool, delta_g, client, own,
+                scratch,
+            )  # fmt: skip
+            y0, y1, z0, z1, b0, b1, c0, c1 = _last_pairs(
+                i, start, stop, pool, slots, of_pool, delta_g, client, own
+            )
+            for j in range(stop - start):
+                terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
+                value = read[j] + terms
+                total[j] += weight * value
+                highest = max(highest, _bits(value) & _MAGNITUDE)
+            largest[i] = highest
+
+
+_VECTOR, _MATRIX, _PAIRS_OF_ALL = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
+_INTEGERS, _INDICES = "int64[::1]", "int64[:, ::1]"
+_SOURCES = (
+    f"{_MATRIX}, {_VECTOR}, {_VECTOR}, {_MATRIX}, {_INDICES}, {_MATRIX}, {_PAIRS_OF_ALL}, "
+    f"{_INTEGERS}, {_MATRIX}"
+)
+
+
 @lru_cache(maxsize=1)
-def _compiled() -> Callable[..., None]:
-    vector, matrix = "float32[::1]", "float32[:, ::1]"
-    integers, indices = "int64[::1]", "int64[:, ::1]"
-    signature = (
-        f"void({matrix}, {vector}, {vector}, {matrix}, {indices}, {matrix}, float32[:, :, ::1], "
-        f"{integers}, {matrix}, {matrix}, int32[:, ::1], int32[::1], int64, int64)"
-    )
-    return compile_kernel(_combine, signature)
-
-
-def prepare() -> None:
-    """Compile what `combine` calls, or load it from numba's cache."""
-    _compiled()
+def compiled() -> dict[str, Callable[..., None]]:
+    """Compile everything, or load it from numba's cache; return it by name."""
+    signatures: dict[Any, str] = {
+        _combine: f"void({_SOURCES}, {_MATRIX}, int32[::1], int64, int64)",
+        _weighted_sum: f"void({_SOURCES}, {_VECTOR}, {_VECTOR}, int32[::1], int64, int64)",
+    }
+    return {
+        function.__name__: compile_kernel(function, signature, fastmath=FAST)
+        for function, signature in signatures.items()
+    }
 
 
 def combine(
@@ -75,10 +167,10 @@ def combine(
     v: _Float32,
     sigma: _Float32,
     pool: _Float32,
-    slots: npt.NDArray[np.int64],
+    slots: _Int64,
     of_pool: _Float32,
     delta_g: _Float32,
-    clients: npt.NDArray[np.int64],
+    clients: _Int64,
     own: _Float32,
     out: _Float32,
     num_threads: int,
@@ -103,16 +195,55 @@ def combine(
     Returns:
         The largest magnitude of each row of `out`, shape (k,); NaN where there is one.
     """
-    compiled: Any = _compiled()
-    rows = len(updates)
-    largest = np.empty(rows, np.int32)
-    arrays = (updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out)
-    # More shares than threads: one that is held up does not hold up the others.
-    shares = 4 * num_threads if num_threads > 1 else 1
-    bounds = [rows * i // shares for i in range(shares + 1)]
-
-    def share(part: tuple[int, int]) -> None:
-        compiled(*arrays, out.view(np.int32), largest, *part)
-
-    for_each(share, itertools.pairwise(bounds), num_threads)
+    kernel = compiled()["_combine"]
+    largest = np.empty(len(updates), np.int32)
+    arrays = (updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out, largest)
+    share(lambda part: kernel(*arrays, *part), len(updates), num_threads)
     return largest.view(np.float32)
+
+
+def weighted_sum(
+    updates: _Float32,
+    v: _Float32,
+    sigma: _Float32,
+    pool: _Float32,
+    slots: _Int64,
+    of_pool: _Float32,
+    delta_g: _Float32,
+    clients: _Int64,
+    own: _Float32,
+    weights: _Float32,
+    num_threads: int,
+) -> tuple[_Float32, _Float32]:
+    """Return `weights` times what `combine` writes, without writing it.
+
+    Args:
+        updates: Shape (k, d); this and the following are those of `combine`.
+        v: Shape (d,).
+        sigma: Shape (k,).
+        pool: Shape (b, d).
+        slots: Shape (k, s).
+        of_pool: Shape (k, s).
+        delta_g: Shape (c, s, d).
+        clients: Shape (k,); rows of negative ones are left out.
+        own: Shape (k, s).
+        weights: Shape (k,).
+        num_threads: Threads to share the columns; the result does not depend on it.
+
+    Returns:
+        The sum, shape (d,), and the largest magnitude of each row that went into it, shape (k,).
+    """
+    kernel = compiled()["_weighted_sum"]
+    out = np.empty_like(v)
+    found: list[npt.NDArray[np.int32]] = []
+    arrays = (updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, weights, out)
+
+    def work(part: tuple[int, int]) -> None:
+        largest = np.zeros(len(updates), np.int32)
+        # Bounds on whole blocks, so that they do not depend on the number of threads.
+        first, last = (min(blocks * _WIDTH, len(v)) for blocks in part)
+        kernel(*arrays, largest, first, last)
+        found.append(largest)
+
+    share(work, -(-len(v) // _WIDTH), num_threads)
+    return out, np.max(found, axis=0).view(np.float32)

@@ -6,8 +6,7 @@ masked stores of "store the smaller one", which take ten times as long on some p
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,14 +18,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fedrec.functional._threads import for_each
+from fedrec.functional._threads import share
 from fedrec.functional.selection_network import GROUP, SORT_GROUP, Comparator, selection_network
 
-__all__ = ["WIDTH", "compile_kernel", "middle_mean"]
+__all__ = ["FAST", "WIDTH", "compile_kernel", "middle_mean"]
 
 #: Columns of a block. 100 rows of them fit the second-level cache twice, and a row is long enough
 #: for the memory to stream.
 WIDTH = 192
+
+#: Sums may be reordered and multiplications fused with additions; NaN and infinity go their ways.
+FAST = frozenset({"reassoc", "contract"})
 
 _LANES = 8
 _LINE = 16  # float32 values of a cache line
@@ -184,13 +186,16 @@ def _blocks(  # type: ignore[no-untyped-def]
         _mean(block, kept, out, start)
 
 
-def compile_kernel(function: Callable[..., None], signature: str) -> Callable[..., None]:
+def compile_kernel(
+    function: Callable[..., None], signature: str, fastmath: Collection[str] = ()
+) -> Callable[..., None]:
     """Compile a function that leaves Python's lock, or load it from numba's cache."""
+    options: Any = {"nogil": True, "fastmath": set(fastmath)}
     compiled: Callable[..., None]
     try:
-        compiled = numba.njit(signature, nogil=True, cache=True)(function)
+        compiled = numba.njit(signature, cache=True, **options)(function)
     except (OSError, RuntimeError):  # nowhere to write, or a full disk
-        compiled = numba.njit(signature, nogil=True)(function)
+        compiled = numba.njit(signature, **options)(function)
     return compiled
 
 
@@ -226,11 +231,6 @@ def middle_mean(values: _Float32, num_trim: int, out: _Float32, num_threads: int
     flat = values.reshape(-1)
 
     blocks = -(-columns // WIDTH)
-    # More shares than threads: one that is held up does not hold up the others.
-    shares = 4 * num_threads if num_threads > 1 else 1
-    bounds = [blocks * i // shares for i in range(shares + 1)]
-
-    def share(part: tuple[int, int]) -> None:
-        compiled(flat, rows, columns, network, kept, *part, out)
-
-    for_each(share, itertools.pairwise(bounds), num_threads)
+    share(
+        lambda part: compiled(flat, rows, columns, network, kept, *part, out), blocks, num_threads
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["for_each"]
+__all__ = ["for_each", "share"]
 
 T = TypeVar("T")
 
@@ -31,3 +32,12 @@ def for_each(function: Callable[[T], object], items: Iterable[T], num_threads: i
         work()
         for other in others:
             other.result()
+
+
+def share(function: Callable[[tuple[int, int]], object], size: int, num_threads: int) -> None:
+    """Split `range(size)`, and call a function with the bounds of each part."""
+    num_threads = max(min(num_threads, size), 1)
+    # More parts than threads: one that is held up does not hold up the others.
+    parts = 4 * num_threads if num_threads > 1 else 1
+    bounds = [size * i // parts for i in range(parts + 1)]
+    for_each(function, itertools.pairwise(bounds), num_threads)

@@ -22,6 +22,7 @@ __all__ = [
     "check_trim",
     "choose_kernel",
     "coordinate_median",
+    "sorted_blocks",
     "trimmed_mean",
     "use_kernel",
 ]
@@ -41,6 +42,8 @@ _FEWEST_PARAMETERS = 192
 _MOST_CLIENTS = 1024
 # Values sorted at a time: small enough to stay in a core's cache, large enough to forget Python.
 _BLOCK = 1 << 16
+# The same for torch, on a GPU above all: large enough to fill it, small enough to be little memory.
+_TORCH_BLOCK = 1 << 23
 # Columns of 16-bit values made float32 at a time.
 _WIDENED = 1 << 14
 
@@ -135,7 +138,8 @@ def _compiled_module(name: str) -> ModuleType | None:
     x = torch.randn(37, 500, generator=torch.Generator().manual_seed(0))
     try:
         if name == "numba":  # its other kernel, so that no compiler runs in the middle of a round
-            importlib.import_module("fedrec.functional._numba_estimates").prepare()
+            for other in ("estimates", "pairs"):  # before the first round, not in it
+                importlib.import_module(f"fedrec.functional._numba_{other}").compiled()
         got = _run_compiled(module, x.to(device), 5).cpu()
     except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
         problem = f"{type(error).__name__}: {error}"
@@ -182,22 +186,49 @@ def _by_torch(updates: Tensor, num_trim: int) -> Tensor:
     return _mean(kept).to(updates.dtype).contiguous()
 
 
-def _by_numpy(updates: Tensor, num_trim: int) -> Tensor:
+def _sorted_by_numpy(updates: Tensor, rows: Tensor | None = None) -> Iterator[Tensor]:
     """Sort with NumPy, several times as fast as torch on a CPU.
 
     It wants a column's values next to each other, hence the transposed copies.
     """
-    m, d = updates.shape
-    out = torch.empty(d, dtype=updates.dtype)
-    step = max(_BLOCK // m, 1)
-    for start in range(0, d, step):
-        columns = updates[:, start : start + step]
-        if columns.dtype != torch.float64:
-            columns = columns.float()
-        block = np.array(columns.numpy().T, order="C")
+    for columns in updates.split(max(_BLOCK // len(updates), 1), dim=1):
+        columns = columns if rows is None else columns[rows]
+        wide = columns if columns.dtype == torch.float64 else columns.float()
+        block = np.array(wide.numpy().T, order="C")
         block.sort(axis=1)
-        out[start : start + step] = _mean(torch.from_numpy(block)[:, num_trim : m - num_trim])
-    return out
+        yield torch.from_numpy(block)
+
+
+def sorted_blocks(updates: Tensor, rows: Tensor | None = None) -> Iterator[Tensor]:
+    """Sort every coordinate over the clients, a block of coordinates at a time.
+
+    Args:
+        updates: Finite values, shape $(m, d)$.
+        rows: Row numbers of those of the $m$ clients that count; `None` for all.
+
+    Yields:
+        The next $c$ coordinates in ascending order, shape $(c, m)$; 16-bit values as float32.
+
+    Examples:
+        >>> next(sorted_blocks(torch.tensor([[3.0, 4.0], [1.0, 5.0]])))
+        tensor([[1., 3.],
+                [4., 5.]])
+    """
+    m, d = updates.shape
+    on_cpu = updates.device.type == "cpu" and not updates.requires_grad
+    if on_cpu and choose_kernel(updates.device, m, d, updates.dtype) != "torch":
+        yield from _sorted_by_numpy(updates, rows)
+        return
+    for columns in updates.split(max(_TORCH_BLOCK // m, 1), dim=1):
+        columns = columns if rows is None else columns[rows]
+        wide = columns if columns.dtype == torch.float64 else columns.float()
+        yield wide.mT.contiguous().sort(dim=-1).values
+
+
+def _by_numpy(updates: Tensor, num_trim: int) -> Tensor:
+    m = len(updates)
+    parts = [_mean(block[:, num_trim : m - num_trim]) for block in _sorted_by_numpy(updates)]
+    return torch.cat(parts).to(updates.dtype)
 
 
 def _middle_mean(updates: Tensor, num_trim: int) -> Tensor:

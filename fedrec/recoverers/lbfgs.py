@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrec.functional.lbfgs import condition_number, lbfgs_hvp, middle_inverse
+from fedrec.functional.lbfgs import condition_number, middle_inverse
 from fedrec.functional.order_statistics import choose_kernel
 from fedrec.recoverers.threshold import largest_magnitudes
 
-__all__ = ["PairedBuffer", "PaperBuffer"]
+__all__ = ["PairedBuffer"]
 
 # A pair with s.y <= CURVATURE |s|^2 says nothing about a positive definite Hessian.
 CURVATURE = 1e-8
@@ -73,66 +73,121 @@ class PairedBuffer:
             round: Round the pair comes from; increases from call to call.
             everyone: Whether all clients of the round push (of no importance here).
         """
-        # Not joined into one matrix: the pool may be as large as many clients' pairs.
-        with_models = torch.cat([(delta_w @ delta_w)[None], self.pool @ delta_w]).cpu().double()
-        ww = float(with_models[0])
+        ww = float(delta_w @ delta_w)
         if not 0 < ww < float("inf"):
             self.skipped += len(rows)
             return
-        s, d = self.delta_g.shape[1:]
         column = self.stamp[rows].argmin(dim=1)
+        found = self._compiled_differences if self._compiles(len(rows)) else self._differences
+        with_own, with_new, keep = found(rows, column, delta_w, exact, historical, CURVATURE * ww)
+        self.skipped += int((~keep).sum())
+        if not bool(keep.any()):
+            return
+        rows, column = rows[keep], column[keep]
+        self.stamp[rows, column] = -1
+        self.slot[rows, column] = self._place(delta_w, ww, rows)
+        self.stamp[rows, column] = round
+        # New row and new column of S^T Y; every other entry is as before.
+        self.sy[rows, :, column] = with_own[keep]
+        self.sy[rows, column, :] = with_new[keep]
+        self._solved = None
+
+    def _differences(
+        self,
+        rows: Tensor,
+        column: Tensor,
+        delta_w: Tensor,
+        exact: Tensor,
+        historical: Tensor,
+        least: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Put the new update differences in their places, where the curvature exceeds `least`.
+
+        Returns:
+            Their products with the client's model differences, and those of the client's update
+            differences with the new model difference, the new ones in their column, each of shape
+            (k, s); and who got one, shape (k,).
+        """
+        s, d = self.delta_g.shape[1:]
         keep = torch.zeros(len(rows), dtype=torch.bool)
-        # Of the new update differences with all models, and of all pairs with the new model.
-        new_row = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
-        new_column = torch.zeros(len(rows), s, dtype=torch.float64)
+        with_own, with_new = torch.zeros(2, len(rows), s, dtype=torch.float64)
         scratch = None
         for block, clients in self._blocks(rows):
             if scratch is None:  # the first block is the longest
                 scratch = torch.empty_like(exact[block])
             k = block.stop - block.start
             delta_g = torch.sub(exact[block], historical[block], out=scratch[:k])
-            products = torch.cat([(delta_g @ delta_w)[:, None], delta_g @ self.pool.mT], dim=1)
-            products = products.cpu().double()
-            new_row[block] = products
-            curvature = products[:, 0]
-            kept = (curvature > CURVATURE * ww) & torch.isfinite(curvature)
+            curvature = (delta_g @ delta_w).cpu().double()
+            if len(self.pool):
+                with_pool = (delta_g @ self.pool.mT).cpu().double()
+                with_own[block] = with_pool.gather(1, self.slot[rows[block]])
+            with_own[block].scatter_(1, column[block, None], curvature[:, None])
+            kept = (curvature > least) & torch.isfinite(curvature)
             keep[block] = kept
             if not bool(kept.all()):
                 delta_g = delta_g[kept.to(delta_g.device)]
             at = rows[block][kept].to(delta_g.device), column[block][kept].to(delta_g.device)
             self.delta_g[at] = delta_g
-            new_column[block] = (
-                (self.delta_g[clients].reshape(-1, d) @ delta_w).cpu().double().view(-1, s)
-            )
-        self.skipped += int((~keep).sum())
-        if not bool(keep.any()):
-            return
-        rows, column, new_row = rows[keep], column[keep], new_row[keep]
-        self.stamp[rows, column] = -1
-        place = self._place(delta_w, with_models)
-        self.slot[rows, column] = place
-        self.stamp[rows, column] = round
-        # New row and new column of S^T Y; every other entry is as before.
-        with_pool = torch.zeros(len(rows), len(self.pool), dtype=torch.float64)
-        with_pool[:, : new_row.shape[1] - 1] = new_row[:, 1:]
-        with_pool[:, place] = new_row[:, 0]
-        self.sy[rows, :, column] = with_pool.gather(1, self.slot[rows])
-        self.sy[rows, column, :] = new_column[keep]
-        self._solved = None
+            products = self.delta_g[clients].reshape(-1, d) @ delta_w
+            with_new[block] = products.cpu().double().view(-1, s)
+        return with_own, with_new, keep
 
-    def _place(self, delta_w: Tensor, with_models: Tensor) -> int:
-        """Put the model difference into a row of the pool that no pair uses; return which."""
+    def _compiled_differences(
+        self,
+        rows: Tensor,
+        column: Tensor,
+        delta_w: Tensor,
+        exact: Tensor,
+        historical: Tensor,
+        least: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do what `_differences` does, client by client in the processor's cache."""
+        from fedrec.functional import _numba_pairs
+
+        with_own, with_new, keep = _numba_pairs.push(
+            exact.contiguous().numpy(),
+            historical.contiguous().numpy(),
+            delta_w.contiguous().numpy(),
+            self.pool.numpy(),
+            torch.where(self.stamp[rows] >= 0, self.slot[rows], -1).numpy(),
+            least,
+            self.delta_g.numpy(),
+            rows.numpy(),
+            column.numpy(),
+            torch.get_num_threads(),
+        )
+        return torch.from_numpy(with_own), torch.from_numpy(with_new), torch.from_numpy(keep)
+
+    def _compiles(self, num_rows: int) -> bool:
+        return choose_kernel(self.delta_g.device, num_rows, self.delta_g.shape[2]) == "numba"
+
+    def _place(self, delta_w: Tensor, ww: float, rows: Tensor) -> int:
+        """Put the model difference of these clients into a row of the pool that is free."""
         used = set(self.slot[self.stamp >= 0].tolist())
         free = next((i for i in range(len(self.pool)) if i not in used), len(self.pool))
-        old = len(self.pool)
-        if free == old:
+        if free == len(self.pool):
             self.pool = torch.cat([self.pool, delta_w[None]])
             self.gram = torch.nn.functional.pad(self.gram, (0, 1, 0, 1))
         self.pool[free] = delta_w
-        self.gram[free, :old] = with_models[1:]
-        self.gram[:old, free] = with_models[1:]
-        self.gram[free, free] = with_models[0]
+        # Products with what no client has besides are never asked for.
+        products = self._with_models(delta_w, rows)
+        products[free] = ww
+        self.gram[free] = self.gram[:, free] = products
         return free
+
+    def _with_models(self, v: Tensor, rows: Tensor) -> Tensor:
+        """Return the products of model differences with a vector, at least of these clients'."""
+        products = torch.zeros(len(self.pool), dtype=torch.float64)
+        theirs = self.slot[rows][self.stamp[rows] >= 0].unique()
+        if self._compiles(len(rows)):
+            from fedrec.functional import _numba_pairs
+
+            matrix, threads = self.pool.numpy(), torch.get_num_threads()
+            found = _numba_pairs.dots(matrix, theirs.numpy(), v.contiguous().numpy(), threads)
+            products[theirs] = torch.from_numpy(found)
+        elif len(theirs):
+            products = (self.pool @ v).cpu().double()
+        return products
 
     def _blocks(self, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
         """Split `rows`; yield places in it and the clients there, a slice if they are in order."""
@@ -188,58 +243,109 @@ class PairedBuffer:
             largest magnitude in each, shape $(k,)$; and who has a pair at all, shape $(k,)$, bool.
             A client without one gets its historical update.
         """
-        sigma, inverse, used = self._solve()
         c, s, d = self.delta_g.shape
+        sigma, p, usable = self._coefficients(v, rows)
         if self._estimates is None:
             self._estimates = updates.new_empty(c, d)
         estimates = self._estimates[: len(rows)]
-        blocks = list(self._blocks(rows))
-        products = [self.delta_g[clients].reshape(-1, d) @ v for _, clients in blocks]
-        gv = torch.cat(products).cpu().double().view(-1, s)
-        slot, used = self.slot[rows], used[rows]
-        sv = (self.pool @ v).cpu().double()[slot] if len(self.pool) else torch.zeros_like(gv)
-        # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
-        right = torch.where(used.repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
-        p = (inverse[rows] @ right[:, :, None])[:, :, 0]
-        if len(self.pool) and choose_kernel(updates.device, len(rows), d) == "numba":
-            largest = self._combine(updates, v, rows, sigma[rows], p, estimates)
-            return estimates, largest, used.any(dim=1)
+        if self._compiles(len(rows)) and len(self.pool):
+            from fedrec.functional import _numba_estimates
+
+            arguments = self._arrays(updates, v, rows, sigma, p)
+            threads = torch.get_num_threads()
+            largest = _numba_estimates.combine(
+                **arguments, out=estimates.numpy(), num_threads=threads
+            )
+            return estimates, torch.from_numpy(largest), usable
         # One coefficient for v and one per distinct model difference: a single matrix product.
         shared = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
-        shared[:, 0] = sigma[rows]
+        shared[:, 0] = sigma
         if len(self.pool):
-            shared[:, 1:].scatter_add_(1, slot, -p[:, s:])
+            shared[:, 1:].scatter_add_(1, self.slot[rows], -p[:, s:])
         basis = torch.cat([v[None], self.pool])
         shared = shared.to(updates.dtype).to(updates.device)
         own = (-p[:, None, :s]).to(updates.dtype).to(updates.device)
         parts = []
-        for block, clients in blocks:
+        for block, clients in self._blocks(rows):
             part = torch.addmm(updates[block], shared[block], basis, out=estimates[block])
             part[:, None].baddbmm_(own[block], self.delta_g[clients])
             parts.append(largest_magnitudes(part))
-        return estimates, torch.cat(parts), used.any(dim=1)
+        return estimates, torch.cat(parts), usable
 
-    def _combine(
-        self, updates: Tensor, v: Tensor, rows: Tensor, sigma: Tensor, p: Tensor, estimates: Tensor
-    ) -> Tensor:
-        """Do in one compiled pass what `estimate` does in blocks; return the largest magnitudes."""
-        from fedrec.functional._numba_estimates import combine
+    def weighted_sum(
+        self,
+        updates: Tensor,
+        v: Tensor,
+        rows: Tensor,
+        weights: Tensor,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        r"""Return $\sum_i c_i (\bar g^i + \tilde H^i v)$ without making the summands.
 
-        s = self.delta_g.shape[1]
-        largest = combine(
-            updates.contiguous().numpy(),
-            v.contiguous().numpy(),
-            sigma.float().numpy(),
-            self.pool.numpy(),
-            self.slot[rows].numpy(),
-            (-p[:, s:]).float().contiguous().numpy(),
-            self.delta_g.numpy(),
-            rows.numpy(),
-            (-p[:, :s]).float().contiguous().numpy(),
-            estimates.numpy(),
-            torch.get_num_threads(),
+        Args:
+            updates: Shape $(k, d)$; this and the next two are those of `estimate`.
+            v: Shape $(d,)$.
+            rows: Shape $(k,)$.
+            weights: $c$, shape $(k,)$.
+            keep: Whose estimates to add, shape $(k,)$, bool; by default those of all.
+
+        Returns:
+            The sum, shape $(d,)$, the largest magnitude in each estimate, and who has a pair;
+            `None` where it would not be faster than to make the estimates.
+        """
+        if not (len(self.pool) and self._compiles(len(rows))):
+            return None
+        from fedrec.functional import _numba_estimates
+
+        sigma, p, usable = self._coefficients(v, rows)
+        if keep is not None:
+            rows = torch.where(keep, rows, -1)
+        arguments = self._arrays(updates, v, rows, sigma, p)
+        threads = torch.get_num_threads()
+        total, largest = _numba_estimates.weighted_sum(
+            **arguments, weights=weights.float().contiguous().numpy(), num_threads=threads
         )
-        return torch.from_numpy(largest)
+        return torch.from_numpy(total), torch.from_numpy(largest), usable
+
+    def _coefficients(self, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sigma (k,), what the pairs are multiplied with (k, 2s), and who has one (k,)."""
+        s, d = self.delta_g.shape[1:]
+        sigma, inverse, used = self._solve()
+        if self._compiles(len(rows)):
+            from fedrec.functional import _numba_pairs
+
+            pairs = (rows[:, None] * s + torch.arange(s)).flatten().numpy()
+            matrix, threads = self.delta_g.view(-1, d).numpy(), torch.get_num_threads()
+            found = _numba_pairs.dots(matrix, pairs, v.contiguous().numpy(), threads)
+            gv = torch.from_numpy(found)
+        else:
+            parts = [self.delta_g[clients].reshape(-1, d) @ v for _, clients in self._blocks(rows)]
+            gv = torch.cat(parts).cpu().double()
+        gv, used = gv.view(-1, s), used[rows]
+        sv = torch.zeros_like(gv)
+        if len(self.pool):
+            sv = self._with_models(v, rows)[self.slot[rows]]
+        # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
+        right = torch.where(used.repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
+        p = (inverse[rows] @ right[:, :, None])[:, :, 0]
+        return sigma[rows], p, used.any(dim=1)
+
+    def _arrays(
+        self, updates: Tensor, v: Tensor, rows: Tensor, sigma: Tensor, p: Tensor
+    ) -> dict[str, Any]:
+        """Return what the compiled passes read."""
+        s = self.delta_g.shape[1]
+        return {
+            "updates": updates.contiguous().numpy(),
+            "v": v.contiguous().numpy(),
+            "sigma": sigma.float().numpy(),
+            "pool": self.pool.numpy(),
+            "slots": self.slot[rows].numpy(),
+            "of_pool": (-p[:, s:]).float().contiguous().numpy(),
+            "delta_g": self.delta_g.numpy(),
+            "clients": rows.numpy(),
+            "own": (-p[:, :s]).float().contiguous().numpy(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
@@ -252,66 +358,3 @@ class PairedBuffer:
             old = getattr(self, name)
             setattr(self, name, value.to(old.device) if isinstance(value, Tensor) else value)
         self._solved = None
-
-
-class PaperBuffer:
-    r"""The paper's literal reading of the buffers, for comparison with `PairedBuffer`.
-
-    One buffer $\Delta W$ is filled only in rounds in which all clients were asked, and one buffer
-    $\Delta G^i$ per client whenever it was asked. After an abnormality fix the two no longer
-    describe the same rounds. No pair is ever skipped. Arguments and methods are those of
-    `PairedBuffer`.
-
-    Args:
-        num_clients: $c$.
-        buffer_size: $s$.
-        num_parameters: $d$.
-        device: Where the buffers are kept.
-    """
-
-    def __init__(
-        self, num_clients: int, buffer_size: int, num_parameters: int, device: torch.device
-    ) -> None:
-        c, s, d = num_clients, buffer_size, num_parameters
-        self.delta_w = torch.zeros(s, d, device=device)
-        self.delta_g = torch.zeros(c, s, d, device=device)
-        self.count_w = 0
-        self.count_g = torch.zeros(c, dtype=torch.int64)
-        self.skipped = 0
-
-    def push(
-        self,
-        rows: Tensor,
-        delta_w: Tensor,
-        exact: Tensor,
-        historical: Tensor,
-        round: int,
-        everyone: bool,
-    ) -> None:
-        """Add the newest differences; see `PairedBuffer.push`."""
-        if everyone:
-            self.delta_w = torch.cat([self.delta_w[1:], delta_w[None]])
-            self.count_w += 1
-        at = rows.to(exact.device)
-        newest = (exact - historical)[:, None]
-        self.delta_g[at] = torch.cat([self.delta_g[at, 1:], newest], dim=1)
-        self.count_g[rows] += 1
-
-    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Estimate as `PairedBuffer.estimate` does; a singular system gives NaN."""
-        s = len(self.delta_w)
-        filled = torch.minimum(self.count_g[rows], torch.tensor(self.count_w))
-        valid = torch.arange(s)[None] >= s - filled[:, None]
-        at = rows.to(updates.device)
-        estimates = updates + lbfgs_hvp(self.delta_w, self.delta_g[at], v, valid)
-        return estimates, largest_magnitudes(estimates), filled > 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        for name, value in state.items():
-            old = getattr(self, name)
-            setattr(self, name, value.to(old.device) if isinstance(value, Tensor) else value)

@@ -8,7 +8,8 @@ from torch.overrides import TorchFunctionMode
 from fedrec.exceptions import ShapeError
 from fedrec.functional import lbfgs_hvp
 from fedrec.recoverers import lbfgs
-from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
+from fedrec.recoverers.lbfgs import PairedBuffer
+from fedrec.recoverers.paper_buffer import PaperBuffer
 
 CPU = torch.device("cpu")
 
@@ -204,6 +205,16 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
         torch.tensor([2, 0]),
     )
     torch.testing.assert_close(some, found[[2, 0]])
+    weights = torch.tensor([0.5, 2.0, -1.0])
+    arguments = torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3)
+    for keep in (None, torch.tensor([True, False, True])):
+        summed = buffer.weighted_sum(*arguments, weights, keep)
+        if kernel != "numba":
+            assert summed is None
+            continue
+        kept = weights if keep is None else weights * keep
+        torch.testing.assert_close(summed[0], kept @ found, rtol=1e-5, atol=1e-5)
+        assert summed[2].tolist() == [True] * 3
 
 
 def test_pairs_without_positive_curvature_are_skipped() -> None:

@@ -1,4 +1,4 @@
-"""The compiled combination against float64 NumPy, whatever the numbers of vectors and threads."""
+"""The compiled passes against float64 NumPy, whatever the numbers of vectors and threads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("numba")
 
-from fedrec.functional._numba_estimates import combine
+from fedrec.functional._numba_estimates import combine, weighted_sum
+from fedrec.functional._numba_pairs import dots, push
 
-SIZES = [(1, 1, 1, 5), (4, 3, 2, 3000), (5, 2, 3, 1024), (3, 4, 5, 1025), (9, 7, 1, 2050)]
+SIZES = [(1, 1, 1, 5), (4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 4097), (9, 7, 1, 8194)]
 
 
 def problem(c: int, b: int, s: int, d: int) -> tuple[np.ndarray, ...]:
@@ -36,19 +37,94 @@ def test_against_float64(c: int, b: int, s: int, d: int) -> None:
     assert np.array_equal(largest, np.abs(out).max(axis=1))
 
 
+@pytest.mark.parametrize(("c", "b", "s", "d"), SIZES)
+def test_weighted_sum_is_that_of_the_combinations(c: int, b: int, s: int, d: int) -> None:
+    arguments = problem(c, b, s, d)
+    weights = np.linspace(-1, 2, c, dtype=np.float32)
+    out = np.empty((c, d), np.float32)
+    largest = combine(*arguments, out, 1)
+    total, found = weighted_sum(*arguments, weights, 1)
+    exact = weights.astype(float) @ out
+    np.testing.assert_allclose(total, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+    np.testing.assert_allclose(found, largest, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 3), (7, 5, 4096), (9, 9, 9000), (3, 8, 4097)])
+def test_dots_against_float64(n: int, k: int, d: int) -> None:
+    generator = np.random.default_rng(n)
+    matrix, v = (generator.normal(size=size).astype(np.float32) for size in ((n, d), d))
+    rows = generator.integers(n, size=k)
+    exact = matrix[rows].astype(float) @ v
+    np.testing.assert_allclose(dots(matrix, rows, v, 1), exact, rtol=0, atol=1e-6 * d**0.5)
+
+
+def test_dots_of_nothing() -> None:
+    assert (
+        dots(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.ones(4, np.float32), 2).size
+        == 0
+    )
+
+
+def test_push() -> None:
+    """Client 2 gets a pair in column 1, client 0 none, client 1 the second in column 0."""
+    delta_g = np.arange(30, dtype=np.float32).reshape(3, 2, 5)
+    before = delta_g.copy()
+    delta_w = np.array([1, 0, 2, 0, 0], np.float32)
+    pool = np.array([[0, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.float32)
+    historical = np.ones((3, 5), np.float32)
+    difference = np.array([[3, 2, 1, 0, 5], [-1, 9, 0, 9, 9], [1, 1, 1, 0, 0]], np.float32)
+    slots = np.array([[-1, 1], [0, 1], [0, 1]])
+    found = push(
+        historical + difference, historical, delta_w, pool, slots, 0.5, delta_g,
+        np.array([2, 0, 1]), np.array([1, 0, 0]), 1,
+    )  # fmt: skip
+    own, models, kept = found
+    assert kept.tolist() == [True, False, True]
+    assert np.array_equal(delta_g[2], [before[2, 0], difference[0]])
+    assert np.array_equal(delta_g[0], before[0])
+    assert np.array_equal(delta_g[1], [difference[2], before[1, 1]])
+    # 3 + 2, with no model in the other slot; 1 + 2, and 1 + 1 + 1 with the model of ones.
+    assert own[[0, 2]].tolist() == [[0, 5], [3, 3]]
+    assert models[[0, 2]].tolist() == [[20 + 2 * 22, 5], [3, 15 + 2 * 17]]
+
+
+def test_a_difference_that_is_not_finite_gives_no_pair() -> None:
+    delta_g = np.zeros((2, 1, 3), np.float32)
+    exact = np.array([[1, np.nan, 1], [np.inf, 1, 1]], np.float32)
+    arguments = (exact, np.zeros_like(exact), np.ones(3, np.float32), np.zeros((0, 3), np.float32))
+    slots, clients, columns = np.full((2, 1), -1), np.arange(2), np.zeros(2, np.int64)
+    kept = push(*arguments, slots, 0.0, delta_g, clients, columns, 1)[2]
+    assert not kept.any()
+    assert not delta_g.any()
+
+
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_bits_do_not_depend_on_threads(num_threads: int) -> None:
-    arguments = problem(9, 4, 2, 5000)
-    one, other = np.empty((9, 5000), np.float32), np.empty((9, 5000), np.float32)
+    c, d = 9, 9000
+    arguments = problem(c, 4, 2, d)
+    one, other = np.empty((c, d), np.float32), np.empty((c, d), np.float32)
     largest = combine(*arguments, one, 1)
     assert np.array_equal(combine(*arguments, other, num_threads), largest)
     assert np.array_equal(one, other)
+    weights = np.linspace(-1, 2, c, dtype=np.float32)
+    for a, b in zip(
+        weighted_sum(*arguments, weights, 1),
+        weighted_sum(*arguments, weights, num_threads),
+        strict=True,
+    ):
+        assert np.array_equal(a, b)
+    v, rows = arguments[1], np.arange(c)
+    assert np.array_equal(dots(one, rows, v, 1), dots(one, rows, v, num_threads))
 
 
 def test_what_is_not_finite_is_seen() -> None:
-    updates, *rest = problem(4, 3, 2, 3000)
-    updates[1, 7], updates[2, 2999] = np.nan, -np.inf
-    largest = combine(updates, *rest, np.empty((4, 3000), np.float32), 1)
-    assert np.isfinite(largest).tolist() == [True, False, False, True]
-    assert np.isnan(largest[1])
-    assert largest[2] == np.inf
+    updates, *rest = problem(4, 3, 2, 9000)
+    updates[1, 7], updates[2, 8999] = np.nan, -np.inf
+    weights = np.ones(4, np.float32)
+    for largest in (
+        combine(updates, *rest, np.empty((4, 9000), np.float32), 1),
+        weighted_sum(updates, *rest, weights, 2)[1],
+    ):
+        assert np.isfinite(largest).tolist() == [True, False, False, True]
+        assert np.isnan(largest[1])
+        assert largest[2] == np.inf

@@ -136,7 +136,7 @@ def test_numba_without_a_place_for_its_cache(monkeypatch: pytest.MonkeyPatch) ->
 
     asked = []
 
-    def njit(signature: str, *, nogil: bool, cache: bool = False) -> object:
+    def njit(signature: str, *, cache: bool = False, **_: object) -> object:
         asked.append(cache)
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
@@ -162,7 +162,7 @@ def test_without_numba_numpy_does_the_work(fresh: pytest.MonkeyPatch) -> None:
 
 def test_a_compiled_kernel_that_is_wrong_is_not_used(fresh: pytest.MonkeyPatch) -> None:
     wrong = types.SimpleNamespace(
-        prepare=lambda: None, middle_mean=lambda values, k, out, threads: out.fill(0)
+        compiled=lambda: None, middle_mean=lambda values, k, out, threads: out.fill(0)
     )
     fresh.setattr(module.importlib, "import_module", lambda _: wrong)
     with pytest.warns(FedrecWarning, match=r"without numba.*its result is wrong"):
@@ -173,7 +173,7 @@ def test_a_compiler_that_fails(fresh: pytest.MonkeyPatch) -> None:
     def middle_mean(*_: object) -> None:
         raise RuntimeError("no compiler")
 
-    broken = types.SimpleNamespace(prepare=lambda: None, middle_mean=middle_mean)
+    broken = types.SimpleNamespace(compiled=lambda: None, middle_mean=middle_mean)
     fresh.setattr(module.importlib, "import_module", lambda _: broken)
     assert choose_kernel(CPU, 100, 139_960) == "numpy"
     with pytest.warns(FedrecWarning, match="without triton, since it does not work here"):

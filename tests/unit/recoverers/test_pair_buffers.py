@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from fedrec.recoverers import lbfgs
-from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
+from fedrec.recoverers.lbfgs import PairedBuffer
+from fedrec.recoverers.paper_buffer import PaperBuffer
 
 CPU = torch.device("cpu")
 
