@@ -3,9 +3,9 @@
     FEDREC_DATA=... python benchmarks/codecs.py --csv benchmarks/results/codecs.csv
 
 The paper's CNN and a network with tanh are trained on MNIST (`--digits`: on the bundled digits),
-ten clients, no attack; the updates of early and late rounds are encoded and decoded. Rates are GB
-of float32 a second, side by side in one process, median of the repeats; a plain copy is among
-them.
+ten clients; the updates of early and late rounds are encoded and decoded, those of attackers apart
+(`--malicious 2`, the trim attack). Rates are GB of float32 a second, side by side in one process,
+median of the repeats; a plain copy is among them. `--repeats 0` leaves them out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from timing import interleave, median, table, write_csv
 
-from fedrec.aggregators import FedAvg
+from fedrec.aggregators import FedAvg, TrimmedMean
+from fedrec.attacks import TrimAttack
 from fedrec.data import MNIST, Digits
 from fedrec.federation import Federation
 from fedrec.history import MemoryHistory
@@ -32,7 +34,17 @@ from fedrec.models import CNN, MLP
 from fedrec.types import RoundRecord
 
 HEADERS = (
-    *("model", "round", "zeros", "codec", "bytes/parameter", "smaller by", "rel. L2 error"),
+    *(
+        "model",
+        "seed",
+        "rows",
+        "round",
+        "zeros",
+        "codec",
+        "bytes/parameter",
+        "smaller by",
+        "rel. L2 error",
+    ),
     *("encode GB/s", "decode GB/s", "encode GB/s, threads", "decode GB/s, threads"),
 )
 
@@ -53,22 +65,26 @@ class SomeRounds(MemoryHistory):
         return range(self.count)
 
 
-def gradients(model: str, rounds: list[int], digits: bool) -> dict[int, NDArray[np.float32]]:
-    """Train, and return the updates (m, d) of these rounds."""
-    torch.manual_seed(0)
+def gradients(
+    model: str, rounds: list[int], digits: bool, seed: int, malicious: int
+) -> tuple[dict[int, NDArray[np.float32]], list[bool]]:
+    """Train; return the updates (m, d) of these rounds, and which rows are attackers'."""
+    torch.manual_seed(seed)
     side = 8 if digits else 28
-    data = Digits(num_clients=10) if digits else MNIST(num_clients=10)
+    data = (Digits if digits else MNIST)(num_clients=10, seed=seed)
     tanh = MLP(side * side, (100, 100), activation="tanh")
     module = tanh if model == "tanh" or digits else CNN()
     history = SomeRounds(rounds)
-    FederatedLoop(logger=False, enable_progress_bar=False, num_threads=1).record(
-        Federation.from_data(data, module, batch_size=32),
-        FedAvg(),
+    federation = Federation.from_data(data, module, batch_size=32, malicious=malicious, seed=seed)
+    FederatedLoop(logger=False, enable_progress_bar=False, num_threads=1, seed=seed).record(
+        federation,
+        TrimmedMean(malicious) if malicious else FedAvg(),
         history,
+        attack=TrimAttack() if malicious else None,
         max_rounds=max(rounds) + 1,
         server_lr=0.02,
     )
-    return history.kept
+    return history.kept, [c in federation.malicious for c in federation.client_ids]
 
 
 def measure(
@@ -95,6 +111,8 @@ def measure(
             functions[f"{name} decode {threads}"] = partial(
                 map_rows, partial(decode, codec), range(len(rows)), num_bytes
             )
+    if not repeats:
+        return found
     seconds = {k: median(v) for k, v in interleave(functions, repeats=repeats).items()}
     rate = {k: updates.nbytes / s / 1e9 for k, s in seconds.items()}
     for name in CODECS:
@@ -112,24 +130,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["CNN", "tanh"])
     parser.add_argument("--rounds", type=int, nargs="+", default=[1, 10, 100, 1000])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--malicious", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--digits", action="store_true", help="without MNIST: tanh on digits only")
-    parser.add_argument("--keep", type=Path, help="keep the gradients in this folder, and use them")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     lines: list[list[object]] = []
     for model in ["tanh"] if arguments.digits else arguments.models:
-        kept = arguments.keep / f"{model}.npz" if arguments.keep else None
-        if kept and kept.exists():
-            by_round = {int(name): array for name, array in np.load(kept).items()}
-        else:
-            by_round = gradients(model, arguments.rounds, arguments.digits)
-        if kept and not kept.exists():
-            np.savez(kept, **{str(t): updates for t, updates in by_round.items()})
-        for t, updates in sorted(by_round.items()):
-            zeros = f"{100 * np.mean(updates == 0):.0f}%"
-            for name, (size, error, rates) in measure(updates, arguments.repeats).items():
-                lines.append([model, t, zeros, name, f"{size:.3f}", 4 / size, error, *rates])
+        by_round, attackers = gradients(
+            model, arguments.rounds, arguments.digits, arguments.seed, arguments.malicious
+        )
+        for (t, updates), attacked in product(sorted(by_round.items()), sorted(set(attackers))):
+            some = updates[np.array(attackers) == attacked]
+            rows = "attackers" if attacked else "benign"
+            zeros = f"{100 * np.mean(some == 0):.0f}%"
+            for name, (size, error, rates) in measure(some, arguments.repeats).items():
+                what = [model, arguments.seed, rows, t, zeros, name]
+                lines.append([*what, f"{size:.3f}", 4 / size, error, *(rates or [""] * 4)])
     table(lines, HEADERS)
     if arguments.csv:
         write_csv(arguments.csv, lines, HEADERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,8 +29,7 @@ def execute(args: argparse.Namespace) -> int:
 
     LMDB trusts its pages: one that is damaged can kill the process that follows it.
     """
-    flags = [name for name in ("json", "no_progress", "debug") if getattr(args, name)]
-    words = [args.action, args.target, ",".join(flags), "\n".join(sys.path)]
+    words = [json.dumps(vars(args)), "\n".join(sys.path)]
     code = subprocess.run([sys.executable, "-P", "-c", _CHILD, *words], check=False).returncode
     if code >= 0:
         return code
@@ -41,20 +41,25 @@ def execute(args: argparse.Namespace) -> int:
     return 1
 
 
-def main(action: str, target: str, flags: str) -> int:
-    """Run a command in this process, and return its exit code."""
-    chosen = flags.split(",")
+def main(arguments: str) -> int:
+    """Run a command in this process, and return its exit code.
+
+    Args:
+        arguments: Those of the command, as JSON.
+    """
+    args = argparse.Namespace(**json.loads(arguments))
     try:
-        with _progress("no_progress" not in chosen) as progress:
-            result, text, code = _ACTIONS[action](target, progress)
-        if "json" in chosen:
+        _allow(args.allow)
+        with _progress(not args.no_progress) as progress:
+            result, text, code = _ACTIONS[args.action](args, progress)
+        if args.json:
             _write(result)
         else:
             sys.stdout.write(text + "\n")
     except KeyboardInterrupt:
         return 130
     except FedrecError as error:
-        if "debug" in chosen:
+        if args.debug:
             raise
         sys.stderr.write(f"Error: {error}\n")
         return 1 if isinstance(error, HistoryCorruptedError) else 2
@@ -65,13 +70,22 @@ Progress = Callable[[int], None]
 _Outcome = tuple[dict[str, Any], str, int]
 
 
-def _info(target: str, progress: Progress) -> _Outcome:
+def _allow(modules: list[str]) -> None:
+    """Import modules of the user's, which may register codecs."""
+    if modules:
+        from fedrec.recipe.classes import ClassFinder
+
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
+        ClassFinder(modules)
+
+
+def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
+    from fedrec.history.retention import Retention
     from fedrec.history.summary import info
 
-    found = info(target)
+    found = info(args.target, master_key=_source(args))
     unknown = "unknown before the first round"
     per_parameter = found.bytes_per_parameter
-    expected = found.expected_bytes
     error = "exact" if found.max_error == 0 else f"entries are off by at most {found.max_error:.3g}"
     lines = [
         f"History {found.path}",
@@ -81,8 +95,10 @@ def _info(target: str, progress: Progress) -> _Outcome:
         f"  size        {found.num_bytes:,} bytes, {found.free_bytes:,} of them free",
         "  a parameter "
         + (unknown if per_parameter is None else f"{per_parameter:.3g} bytes in each update"),
-        f"  all rounds  {unknown if expected is None else f'about {expected:,} bytes'}",
+        f"  all rounds  about {found.expected_bytes:,} bytes",
+        f"  keeps       updates of {Retention.of(found.keep)}",
         f"  codec       {found.codec}, {error}",
+        f"  encryption  {found.encryption or 'none'}",
         f"  model       {found.model_fingerprint}",
         "  recorded by " + ", ".join(f"{name} {v}" for name, v in found.versions.items()),
     ]
@@ -92,17 +108,23 @@ def _info(target: str, progress: Progress) -> _Outcome:
             f"  a repair    kept {one['rounds']} of {one['rounds_before']} rounds, and dropped "
             f"{dropped or 'no update'} from them"
         )
+    lines += [
+        f"  forgotten   {one['client_id']} on {one['when']}, {one['updates']} updates"
+        for one in found.forgotten
+    ]
     return found.to_dict(), "\n".join(lines), 0
 
 
-def _verify(target: str, progress: Progress) -> _Outcome:
+def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:
     from fedrec.history.store import RoundStore
     from fedrec.history.summary import history_folder
 
     damage: list[Damage] = []
     rounds = 0
-    store = RoundStore(history_folder(target))
+    store = RoundStore(history_folder(args.target), master_key=_source(args))
+    locked = False
     try:
+        locked = store.is_locked
         for left, found in store.damage():
             damage += found
             rounds += 1
@@ -112,15 +134,17 @@ def _verify(target: str, progress: Progress) -> _Outcome:
     finally:
         store.close()
     text = f"All {rounds} rounds of history {store.path} are as they were written."
+    if locked:
+        text += " It is encrypted: without its master key, checksums were compared and no more."
     if damage:
         text = "\n".join([f"History {store.path} is damaged:", *(f"  - {one}" for one in damage)])
-    return _verified(str(store.path), damage), text, int(bool(damage))
+    return _verified(str(store.path), damage, locked), text, int(bool(damage))
 
 
-def _repair(target: str, progress: Progress) -> _Outcome:
+def _repair(args: argparse.Namespace, progress: Progress) -> _Outcome:
     from fedrec.history.maintenance import repair
 
-    done = repair(target, progress=progress)
+    done = repair(args.target, progress=progress, master_key=_source(args))
     result = {**dataclasses.asdict(done), "damage": _as_dicts(list(done.damage))}
     result["backup"] = None if done.backup is None else str(done.backup)
     if not done.damage:
@@ -133,24 +157,83 @@ def _repair(target: str, progress: Progress) -> _Outcome:
     return result, "\n".join(lines), 0
 
 
-def _compact(target: str, progress: Progress) -> _Outcome:
+def _compact(args: argparse.Namespace, progress: Progress) -> _Outcome:
     from fedrec.history.maintenance import compact
 
-    done = compact(target, progress=progress)
+    done = compact(args.target, progress=progress, master_key=_source(args))
     text = f"{done.bytes_before:,} bytes before, {done.bytes_after:,} bytes now."
     return dataclasses.asdict(done), text, 0
 
 
-_ACTIONS: dict[str, Callable[[str, Progress], _Outcome]] = {
+def _forget(args: argparse.Namespace, progress: Progress) -> _Outcome:
+    from fedrec.history.forgetting import forget
+
+    done = forget(args.target, args.client, progress=progress, master_key=_source(args))
+    result = {**dataclasses.asdict(done), "removed": [str(path) for path in done.removed]}
+    lines = [f"Forgot {', '.join(done.clients)}: {done.updates} updates."]
+    if done.keys:
+        lines.append(f"Destroyed the data key of {', '.join(done.keys)}.")
+    if done.aggregates:
+        rounds = ", ".join(map(str, done.aggregates))
+        lines.append(f"Replaced the aggregate, which was one of these updates, of round {rounds}.")
+    lines += [f"Removed {path}." for path in done.removed]
+    lines.append(
+        f"Searched {done.bytes_searched:,} bytes for {done.probes} pieces of these updates, and "
+        "found none."
+    )
+    return result, "\n".join(lines), 0
+
+
+def _new_key(args: argparse.Namespace, progress: Progress) -> _Outcome:
+    from fedrec.history.encryption import new_key
+
+    new_key(args.target)
+    text = f"Wrote a master key to {args.target}. Keep it apart from the history, and a copy of it."
+    return {"path": args.target}, text, 0
+
+
+def _source(args: argparse.Namespace) -> str | None:
+    """Return where the master key comes from."""
+    return None if args.key_file is None else f"file:{args.key_file}"
+
+
+def _export(args: argparse.Namespace, progress: Progress) -> _Outcome:
+    from fedrec.history.export import export_history
+
+    done = export_history(args.target, args.folder, progress=progress, master_key=_source(args))
+    text = f"Wrote {done.rounds} rounds, {done.num_bytes:,} bytes, to {done.folder}."
+    return dataclasses.asdict(done), text, 0
+
+
+def _import(args: argparse.Namespace, progress: Progress) -> _Outcome:
+    from fedrec.history.importing import import_history
+
+    done = import_history(
+        args.folder,
+        args.target,
+        codec=args.codec,
+        progress=progress,
+        master_key=_source(args),
+    )
+    text = f"Read {done.rounds} rounds, {done.num_bytes:,} bytes, into {done.path}."
+    return dataclasses.asdict(done), text, 0
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace, Progress], _Outcome]] = {
     "info": _info,
     "verify": _verify,
     "repair": _repair,
     "compact": _compact,
+    "forget": _forget,
+    "new-key": _new_key,
+    "export": _export,
+    "import": _import,
 }
 
 
-def _verified(path: str, damage: list[Damage]) -> dict[str, Any]:
-    return {"path": path, "whole": not damage, "damage": _as_dicts(damage)}
+def _verified(path: str, damage: list[Damage], locked: bool = False) -> dict[str, Any]:
+    found = {"path": path, "whole": not damage, "damage": _as_dicts(damage)}
+    return {**found, "checksums_only": locked}
 
 
 def _as_dicts(damage: list[Damage]) -> list[dict[str, Any]]:

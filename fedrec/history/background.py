@@ -91,13 +91,11 @@ class RoundReader:
         self._current: RoundRecord | None = None
 
     def cohort(self, t: int) -> tuple[str, ...]:
-        """Return the clients that remain of those whose updates are stored for round `t`."""
-        if self._current is not None and self._current.round == t:
-            return self._current.client_ids
+        """Return the clients that remain of those that took part in round `t`."""
         return tuple(c for c in self._history.present(t) if c in self._remaining)
 
     def read(self, t: int) -> RoundRecord:
-        """Return round `t` with the updates of its cohort; its tensors must not be changed."""
+        """Return round `t` with what is kept of its cohort; its tensors must not be changed."""
         if self._current is not None and self._current.round == t:
             return self._current
         self._current = None  # its memory may be needed for the next one
@@ -110,8 +108,8 @@ class RoundReader:
         return record
 
     def _read(self, t: int) -> RoundRecord:
-        cohort = [c for c in self._history.present(t) if c in self._remaining]
-        return self._history.read_round(t, cohort).to(self._device)
+        kept = [c for c in self._history.kept(t) if c in self._remaining]
+        return self._history.read_round(t, kept).to(self._device)
 
     def close(self) -> None:
         """Forget what was read, and end the thread."""
@@ -126,7 +124,7 @@ def read_ahead(
 
     Args:
         history: The recording.
-        client_ids: Read only these clients' updates, where they are present.
+        client_ids: Read only these clients' updates, where they are kept.
         rounds: Rounds, each once.
         device: Where records are put.
     """

@@ -75,8 +75,13 @@ class HistoryStore(ABC):
             HistoryCorruptedError: If the bytes are not those that were written.
         """
 
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """Clients that were forgotten: nothing they sent is stored any more."""
+        return ()
+
     def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates are stored for a round, without reading the updates.
+        """Return the clients whose updates were aggregated in a round, stored or not.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
@@ -84,8 +89,19 @@ class HistoryStore(ABC):
         """
         return self.read_round(t, ()).present
 
+    def kept(self, t: int) -> tuple[str, ...]:
+        """Return those of the clients present in a round whose updates can be read.
+
+        They are fewer where the manifest's `keep` says so.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self.present(t)
+
     def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return a number for each client present that no magnitude in its stored update exceeds.
+        """Return a number for each stored update of a round that no magnitude in it exceeds.
 
         A store may know them without reading the updates; this one reads them.
 
@@ -93,7 +109,9 @@ class HistoryStore(ABC):
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        record = self.read_round(t)
+        record = self.read_round(t, self.kept(t))
+        if not record.client_ids:
+            return {}
         largest = record.updates.abs().amax(dim=1).tolist()
         return dict(zip(record.client_ids, largest, strict=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,7 +13,15 @@ from fedrec.exceptions import ShapeError
 from fedrec.history.rounds import RoundArrays
 from fedrec.types import RoundRecord
 
-__all__ = ["to_arrays", "to_record"]
+__all__ = ["host_memory", "to_arrays", "to_record"]
+
+
+def host_memory(size: int) -> NDArray[np.float32]:
+    """Return so many float32 numbers in memory that a GPU in use reads at full speed."""
+    if torch.cuda.is_initialized():
+        result: NDArray[np.float32] = torch.empty(size, pin_memory=True).numpy()
+        return result
+    return np.empty(size, np.float32)
 
 
 def to_arrays(record: RoundRecord) -> RoundArrays:

@@ -6,7 +6,6 @@ fork, and cannot be opened twice in a process. This module deals with all but th
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -23,19 +22,22 @@ from fedrec.exceptions import (
     HistoryError,
     HistoryFormatError,
     HistoryFullError,
-    HistoryLockedError,
 )
+from fedrec.history.errors import foreign, full_disk, in_use, write_error
+from fedrec.history.pages import require_sound_pages
 
 __all__ = ["Environment", "beside", "put_in_place"]
 
 DATA = "data.mdb"
 DATABASES = ("meta", "models", "updates", "rounds")
-_MAP_SIZE = 2**40
+MAP_SIZE = 2**40
 _SMALLEST_MAP_SIZE = 2**26
 _META_PAGES = 2
 _SMALLEST_FILE = _META_PAGES * 4096
 _SLACK = 2**20
 _MODE = 0o600
+_MAX_READERS = 1024
+_LOCK_BYTES = 64 * (_MAX_READERS + 2)
 
 
 class Environment:
@@ -46,6 +48,7 @@ class Environment:
     Args:
         directory: Directory of the history, an absolute path.
         map_size: Bytes of address space to reserve, or `None` for 1 TiB.
+        sync: Whether every commit is durable; otherwise that is up to `sync`.
 
     Raises:
         HistoryFormatError: If the directory holds something else than a history.
@@ -56,8 +59,9 @@ class Environment:
     _shared: ClassVar[dict[tuple[int, int], Environment]] = {}
     _mutex = threading.RLock()  # a store may be collected while its thread holds it
 
-    def __init__(self, directory: Path, map_size: int | None) -> None:
+    def __init__(self, directory: Path, map_size: int | None, sync: bool = True) -> None:
         self.directory = directory
+        self.syncs = sync
         self.pid = os.getpid()
         self._users = 0
         self._data = directory / DATA
@@ -68,13 +72,14 @@ class Environment:
         self._use = os.open(directory, os.O_RDONLY)
         try:
             self._lock(fcntl.LOCK_SH, "being compacted or repaired")
-            self._env = _open_lmdb(directory, map_size)
+            self._env = _open_lmdb(directory, map_size, sync)
         except BaseException:
             os.close(self._use)
             raise
         try:
             self._page_bytes = self._env.stat()["psize"]
             self._check_size()
+            require_sound_pages(self._env, self._data, self._page_bytes)
             self._env.reader_check()
             # For a moment this waits for a process that is just committing a round: handles that
             # are opened in a read transaction do not outlive it.
@@ -84,7 +89,7 @@ class Environment:
         except BaseException as error:
             self._close()
             if isinstance(error, lmdb.NotFoundError):
-                raise _foreign(directory) from error
+                raise foreign(directory) from error
             if isinstance(error, lmdb.Error):
                 raise self._damaged(error) from error
             raise
@@ -107,14 +112,16 @@ class Environment:
                         txn.put(key, record, db=databases["meta"])
             except lmdb.Error as error:
                 size = sum(map(len, records.values()))
-                raise _write_error(directory, error, size) from error
+                raise write_error(directory, error, size) from error
             finally:
                 env.close()
             put_in_place(new, directory)
 
     @classmethod
-    def acquire(cls, directory: Path, map_size: int | None) -> Environment:
+    def acquire(cls, directory: Path, map_size: int | None, *, sync: bool = True) -> Environment:
         """Return this process's environment of a directory, opening it if need be.
+
+        One that is open syncs, or does not, as it was opened.
 
         Raises:
             HistoryFormatError: If there is none on disk.
@@ -132,7 +139,7 @@ class Environment:
                 found._close()  # inherited by a fork; LMDB must not use it here
                 found = None
             if found is None:
-                found = cls._shared[identity] = cls(directory, map_size)
+                found = cls._shared[identity] = cls(directory, map_size, sync)
             found._users += 1
             return found
 
@@ -147,6 +154,17 @@ class Environment:
                 for identity in [i for i, shared in self._shared.items() if shared is self]:
                     del self._shared[identity]
 
+    def sync(self) -> None:
+        """Make all that was committed durable.
+
+        Raises:
+            HistoryError: If it cannot be written.
+        """
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise write_error(self.directory, error, 0) from error
+
     def claim(self) -> None:
         """Keep everyone else from opening the file, until the environment is released.
 
@@ -155,7 +173,7 @@ class Environment:
         """
         with self._mutex:
             if self._users > 1:
-                raise _in_use(self.directory, "used")
+                raise in_use(self.directory, "used")
             self._lock(fcntl.LOCK_EX, "used")
 
     def copy(self, directory: Path) -> None:
@@ -167,12 +185,12 @@ class Environment:
         with self.read() as txn:
             needed = self.compact_bytes(txn)
         if shutil.disk_usage(directory).free < needed:
-            raise _full_disk(directory, needed, "a copy needs as much")
+            raise full_disk(directory, needed, "a copy needs as much")
         try:
             self._env.copy(str(directory), compact=True)
             (directory / DATA).chmod(_MODE)
         except lmdb.Error as error:
-            raise _write_error(directory, error, needed) from error
+            raise write_error(directory, error, needed) from error
 
     @contextmanager
     def read(self) -> Iterator[lmdb.Transaction[memoryview]]:
@@ -204,7 +222,7 @@ class Environment:
             with self._env.begin(write=True) as txn:
                 yield txn
         except lmdb.Error as error:
-            raise _write_error(self.directory, error, num_bytes) from error
+            raise write_error(self.directory, error, num_bytes) from error
 
     def cursor(self, txn: lmdb.Transaction[Any], database: str) -> lmdb.Cursor[Any]:
         """Return a cursor over one of the databases."""
@@ -218,6 +236,10 @@ class Environment:
         """Return the size of a file with all of it and nothing else."""
         pages = _META_PAGES + _pages(self._env.stat())
         return pages * self._page_bytes + sum(self.stored_bytes(txn, name) for name in DATABASES)
+
+    def num_bytes(self) -> int:
+        """Return the size of the file."""
+        return self._data.stat().st_size
 
     def count(self, txn: lmdb.Transaction[Any], database: str) -> int:
         """Return the number of records in one of the databases."""
@@ -236,26 +258,27 @@ class Environment:
                 "from a copy."
             )
 
-    def truncate(self, txn: lmdb.Transaction[bytes], database: str, key: bytes) -> None:
-        """Delete all records from this key on."""
+    def delete(
+        self, txn: lmdb.Transaction[bytes], database: str, start: bytes, end: bytes | None = None
+    ) -> None:
+        """Delete all records from one key on, to the one before another."""
         cursor = self.cursor(txn, database)
-        if cursor.set_range(key):
+        if cursor.set_range(start) and (end is None or cursor.key() < end):
             # A transaction that deletes may leave its last pages unwritten. That is fine with
             # LMDB but looks like a truncated file, so there must be more file than pages.
             size = self._used_bytes() + _SLACK
             if self._data.stat().st_size < size:
                 os.truncate(self._data, size)
-            while cursor.delete():
+            while cursor.delete() and (end is None or cursor.key() < end):
                 pass
 
-    def check_disk(self, num_bytes: int) -> None:
-        """Check that the disk has room for twice as much as is to be written.
+    def data_bytes(self) -> int:
+        """Return the size of the file."""
+        return self._data.stat().st_size
 
-        Raises:
-            HistoryFullError: If it has not.
-        """
-        if shutil.disk_usage(self.directory).free < 2 * num_bytes:
-            raise _full_disk(self.directory, 2 * num_bytes, "that is room for two rounds")
+    def full_disk(self, needed: int, why: str) -> HistoryFullError:
+        """Return the error for a disk without room for so many bytes."""
+        return full_disk(self.directory, needed, why)
 
     def _used_bytes(self) -> int:
         return (self._env.info()["last_pgno"] + 1) * self._page_bytes
@@ -264,7 +287,7 @@ class Environment:
         try:
             fcntl.flock(self._use, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _in_use(self.directory, state) from error
+            raise in_use(self.directory, state) from error
 
     def _close(self) -> None:
         self._env.close()
@@ -322,28 +345,35 @@ def _sync(path: Path) -> None:
     os.close(file)
 
 
-def _in_use(directory: Path, state: str) -> HistoryLockedError:
-    return HistoryLockedError(
-        f"History `{directory}` is {state} by another store or process. HINT: wait until it is "
-        "done, or close what has it open."
-    )
+def _make_lock_file(directory: Path) -> None:
+    """Give LMDB's lock file its blocks: without room for them, writing to its map would kill us."""
+    file = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT, _MODE)
+    try:
+        if os.fstat(file).st_blocks * 512 < _LOCK_BYTES:
+            os.posix_fallocate(file, 0, _LOCK_BYTES)
+    except OSError as error:
+        raise full_disk(directory, _LOCK_BYTES, f"for `lock.mdb`: {error.strerror}") from error
+    finally:
+        os.close(file)
 
 
-def _open_lmdb(directory: Path, map_size: int | None) -> lmdb.Environment:
+def _open_lmdb(directory: Path, map_size: int | None, sync: bool = True) -> lmdb.Environment:
     # A map takes address space, not memory: reserve plenty once, so that it need never grow.
-    size = _MAP_SIZE if map_size is None else map_size
+    size = MAP_SIZE if map_size is None else map_size
     # Newer bindings have two engines, and an environment variable must not choose the format.
     engine: dict[str, Any] = {"lib_version": 0} if hasattr(lmdb.Environment, "lib_version") else {}
     writable = os.access(directory, os.W_OK)
+    if writable and (directory / DATA).exists() and hasattr(os, "posix_fallocate"):
+        _make_lock_file(directory)
     while True:
         try:
             return lmdb.open(
                 str(directory),
                 map_size=size,
                 max_dbs=8,
-                max_readers=1024,
+                max_readers=_MAX_READERS,
                 max_spare_txns=0,
-                sync=True,  # a commit that is not synced can cost the whole file
+                sync=sync,  # a commit that is not synced can cost the whole file
                 readahead=True,  # rounds are read front to back
                 mode=_MODE,
                 create=False,
@@ -359,38 +389,6 @@ def _open_lmdb(directory: Path, map_size: int | None) -> lmdb.Environment:
                 ) from error
             size //= 2
         except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
-            raise _foreign(directory) from error
+            raise foreign(directory) from error
         except lmdb.Error as error:
             raise HistoryError(f"History `{directory}` cannot be opened: {error}.") from error
-
-
-def _write_error(directory: Path, error: lmdb.Error, num_bytes: int) -> HistoryError:
-    if isinstance(error, lmdb.MapFullError):
-        return HistoryFullError(
-            f"History `{directory}` has no room in its map for {num_bytes} bytes more; all "
-            "earlier rounds are intact. HINT: close it and open it with a larger `map_size`."
-        )
-    # Of a write that the disk takes in part only, LMDB says "Input/output error".
-    reasons = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    if any(os.strerror(reason) in str(error) for reason in reasons):
-        return _full_disk(directory, num_bytes, f"LMDB says: {error}")
-    return HistoryError(
-        f"History `{directory}` cannot be written: {error}; all earlier rounds are intact. "
-        "HINT: close it and open it again."
-    )
-
-
-def _full_disk(directory: Path, needed: int, why: str) -> HistoryFullError:
-    free = shutil.disk_usage(directory).free
-    return HistoryFullError(
-        f"The disk of history `{directory}` has no room for {needed} bytes more ({free} bytes are "
-        f"free; {why}); all earlier rounds are intact. HINT: free some space, or raise the quota "
-        "or limit, and resume."
-    )
-
-
-def _foreign(directory: Path) -> HistoryFormatError:
-    return HistoryFormatError(
-        f"`{directory}` does not hold a fedrec history, or its first pages are damaged. "
-        "HINT: check the path."
-    )

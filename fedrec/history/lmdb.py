@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedrec.history.base import HistoryStore
-from fedrec.history.conversion import to_arrays, to_record
+from fedrec.history.buffers import Buffers
+from fedrec.history.conversion import host_memory, to_arrays, to_record
 from fedrec.history.damage import Damage
 from fedrec.history.manifest import Manifest
 from fedrec.history.store import RoundStore
@@ -37,12 +39,27 @@ class LMDBHistory(HistoryStore):
             `"zstd"`), with some (`"float16"`, `"int8"`, `"int8+zstd"`), with much (`"sign"`), or
             the name of a codec of your own (`register_codec`). By default as an existing
             recording has it, and float32 in a new one.
+        keep: Which client updates are stored: the arguments of `Retention` as a mapping, such as
+            `{"every": 10}` (one round in ten), `{"last": 100}` (the last 100 rounds) or
+            `{"clients": 0.2}` (a fifth of the clients). By default as an existing recording has
+            it, and all in a new one. Global weights and aggregates are stored of every round.
         map_size: Most bytes the history may ever take. `None` reserves 1 TiB: of address space,
             not of disk or memory.
+        master_key: Encrypt a new history (AES-256-GCM, `fedrec[encryption]`), or open an encrypted
+            one, with the key that is in a file (`"file:PATH"`) or in an environment variable
+            (`"env:NAME"`): 64 hexadecimal digits, which `fedrec history new-key` makes. `None`: an
+            encrypted history is opened with the key in FEDREC_HISTORY_KEY, and a new one is not
+            encrypted.
+        sync_every: 1: every round survives a power cut. k: only every k-th round waits for the
+            disk (and the last one, and `close`). A killed process loses nothing either way. In a
+            power cut, more than the last k rounds can be lost: of 20 cut while LMDB wrote without
+            waiting, 11 left a file that cannot be read at all, and the other 9 lost rounds that
+            were written; of 60 with `sync_every=1`, none lost anything. Writing is faster by
+            about a fifth. For recordings that can be made again.
 
     Raises:
-        ConfigurationError: If `path` is not a path, `codec` is not known, or `map_size` is less
-            than 65,536.
+        ConfigurationError: If `path` is not a path, `codec` is not known, `map_size` is less than
+            65,536, `master_key` says no place, or `sync_every` is less than 1.
 
     Examples:
         >>> import tempfile, torch
@@ -68,9 +85,20 @@ class LMDBHistory(HistoryStore):
         path: str | os.PathLike[str],
         *,
         codec: str | None = None,
+        keep: Mapping[str, Any] | None = None,
         map_size: int | None = None,
+        master_key: str | None = None,
+        sync_every: int = 1,
     ) -> None:
-        self._store = RoundStore(path, codec=codec, map_size=map_size)
+        self._store = RoundStore(
+            path,
+            codec=codec,
+            keep=keep,
+            map_size=map_size,
+            master_key=master_key,
+            sync_every=sync_every,
+        )
+        self._store.buffers = Buffers(host_memory)
 
     @property
     def path(self) -> Path:
@@ -83,9 +111,29 @@ class LMDBHistory(HistoryStore):
         return self._store.codec
 
     @property
+    def keep(self) -> dict[str, int | float] | None:
+        """Retention that was asked for, or `None` for that of the recording."""
+        return self._store.keep
+
+    @property
     def map_size(self) -> int | None:
         """Most bytes the history may take, or `None` for the default."""
         return self._store.map_size
+
+    @property
+    def master_key(self) -> str | None:
+        """Where the master key comes from, or `None` for the default."""
+        return self._store.master_key
+
+    @property
+    def sync_every(self) -> int:
+        """Rounds after which what was written is made durable."""
+        return self._store.sync_every
+
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """Clients that were forgotten (`fedrec.history.forget`), or are being forgotten."""
+        return self._store.forgotten()
 
     @property
     def manifest(self) -> Manifest:
@@ -106,18 +154,21 @@ class LMDBHistory(HistoryStore):
         """Start a recording in an empty store.
 
         Args:
-            manifest: The manifest; where a codec was asked for, its `codec` is replaced.
+            manifest: The manifest; what was asked for as `codec` and `keep` is replaced.
 
         Raises:
             HistoryFormatError: If the store already holds a recording.
+            HistoryFullError: If the disk cannot hold all of its rounds (`forecast`).
             HistoryLockedError: If another process is just starting one.
         """
         self._store.begin(manifest)
 
     def write_round(self, record: RoundRecord) -> None:
-        """Append a round; when this returns, the round survives a power cut.
+        """Append a round; when this returns, the round survives a power cut (see `sync_every`).
 
         Raises:
+            ForgottenError: If one of its clients was forgotten.
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
             HistoryError: If it is not the next round, names an unknown client or one twice, or
                 has numbers that are not finite.
             ShapeError: If a shape or dtype differs from the manifest's.
@@ -135,12 +186,14 @@ class LMDBHistory(HistoryStore):
 
         Raises:
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
+            ForgottenError: If one of the clients was forgotten.
             HistoryCorruptedError: If the bytes are not those that were written.
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
         """
         return to_record(self._store.read_round(t, client_ids))
 
     def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates are stored for a round, without reading the updates.
+        """Return the clients whose updates were aggregated in a round, stored or not.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
@@ -148,8 +201,19 @@ class LMDBHistory(HistoryStore):
         """
         return self._store.present(t)
 
+    def kept(self, t: int) -> tuple[str, ...]:
+        """Return those of the clients present in a round whose updates are stored.
+
+        They are fewer where the manifest's `keep` says so.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return tuple(self._store.magnitude_bounds(t))
+
     def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return a number for each client present that no magnitude in its stored update exceeds.
+        """Return a number for each stored update of a round that no magnitude in it exceeds.
 
         They were found when the round was written; the updates are not read.
 
@@ -178,7 +242,8 @@ class LMDBHistory(HistoryStore):
     def damage(self) -> list[Damage]:
         """Read everything, and list all that is not as it was written.
 
-        What `fedrec.history.repair` would drop can be told from it.
+        What `fedrec.history.repair` would drop can be told from it. Of an encrypted history whose
+        master key is not given, each record is compared with its checksum, and no more.
 
         Returns:
             One entry for each damaged record and each break of the chain; none if all is well.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,34 +16,18 @@ from typing import Any
 
 from fedrec.exceptions import HistoryCorruptedError, HistoryError
 from fedrec.history.check import BROKEN_CHAIN, check
+from fedrec.history.copying import Progress, copy_rounds, require_whole
 from fedrec.history.damage import Damage, DamagedRecordError
 from fedrec.history.environment import DATA, Environment, beside, put_in_place
 from fedrec.history.lock import WriterLock
-from fedrec.history.recording import (
-    AGGREGATE,
-    BUFFERS,
-    GLOBAL_WEIGHTS,
-    MANIFEST,
-    REPAIRS,
-    ROUND,
-    Recording,
-    canonical,
-    digest,
-    key,
-)
+from fedrec.history.recording import FORGOTTEN, REPAIRS, Recording
 from fedrec.history.snapshot import Snapshot, load
-from fedrec.history.store import RoundStore
 from fedrec.history.summary import history_folder
 
-__all__ = ["Compaction", "Repair", "compact", "repair"]
+__all__ = ["Compaction", "Repair", "alone", "compact", "repair"]
 
 BACKUP = "data.mdb.damaged"
 DROPPED = "damaged, dropped by a repair"
-
-_FLOAT_BYTES = 4
-
-#: Called with the number of rounds that are left.
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +62,12 @@ class Repair:
     backup: Path | None
 
 
-def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Compaction:
+def compact(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    master_key: str | None = None,
+) -> Compaction:
     """Give the free space in a history's file back to the disk.
 
     A compact copy is made beside the file, read and checked to its last byte, and put in its
@@ -88,6 +77,8 @@ def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -
     Args:
         path: The history, or the run folder it lies in. Nobody else may have it open.
         progress: Called after each round that was checked, with the number of rounds left.
+        master_key: Where the master key of an encrypted history comes from. Without one, each
+            record is compared with its checksum, and no more.
 
     Returns:
         The sizes before and after.
@@ -112,16 +103,22 @@ def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -
         >>> done.bytes_after <= done.bytes_before
         True
     """
-    with _alone(path) as (directory, recording, environment), beside(directory) as new:
+    with alone(path, master_key) as opened, beside(opened[0]) as new:
+        directory, recording, environment = opened
         before = (directory / DATA).stat().st_size
         environment.copy(new)
-        _require_whole(new, recording, progress)
+        require_whole(new, recording, progress)
         after = (new / DATA).stat().st_size
         put_in_place(new, directory)
     return Compaction(bytes_before=before, bytes_after=after)
 
 
-def repair(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Repair:
+def repair(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    master_key: str | None = None,
+) -> Repair:
     """Drop what is damaged from a history, and nothing else.
 
     - A damaged client update is dropped; its client counts as refused in that round, with the
@@ -139,6 +136,7 @@ def repair(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
         path: The history, or the run folder it lies in. Nobody else may have it open.
         progress: Called after each round that was read, with the number of rounds left; the
             history is read, and then the new file.
+        master_key: Where the master key of an encrypted history comes from.
 
     Returns:
         What was damaged, and what was dropped.
@@ -149,6 +147,7 @@ def repair(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
         HistoryCorruptedError: If no round would be left, or the file is truncated; it is left as
             it is.
         HistoryFullError: If the disk has no room for the new file.
+        HistoryKeyError: If the history is encrypted and the master key is missing.
         HistoryError: If a `data.mdb.damaged` is there already.
 
     Examples:
@@ -164,7 +163,10 @@ def repair(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
         ...     repair(path).damage
         ()
     """
-    with _alone(path) as (directory, recording, environment), beside(directory) as new:
+    with alone(path, master_key) as opened, beside(opened[0]) as new:
+        directory, recording, environment = opened
+        if recording.is_locked:
+            recording.require_keys()
         damage: list[Damage] = []
         for left, found in check(recording, environment):
             damage += found
@@ -191,12 +193,25 @@ def repair(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
                 " HINT: restore it from a copy."
             )
         lost = {(d.round, d.client_id) for d in damage if d.client_id is not None}
-        dropped = tuple(
-            (t, c) for t in range(rounds) for c in recording.client_ids if (t, c) in lost
-        )
+        ids = recording.client_ids
+        dropped = tuple((t, c) for t in range(rounds) for c in ids if (t, c) in lost)
         done = {"rounds_before": len(stored), "rounds": rounds, "dropped": dropped}
-        copied = _copy(recording, environment, new, rounds, set(dropped), done)
-        _require_whole(new, copied, progress)
+        manifest = dataclasses.replace(recording.manifest, store_id=uuid.uuid4().hex)
+        copied = Recording(recording.history, manifest, recording.keys)
+        repairs, forgotten = _lists(recording, environment)
+        lists = {REPAIRS: {"repairs": [*repairs, done]}}
+        if forgotten:
+            lists[FORGOTTEN] = {"forgotten": forgotten}
+        copy_rounds(
+            recording,
+            environment,
+            copied,
+            new,
+            rounds,
+            lambda t, index: DROPPED if (t, ids[index]) in lost else None,
+            lists=lists,
+        )
+        require_whole(new, copied, progress)
         try:
             backup.unlink(missing_ok=True)
             backup.hardlink_to(directory / DATA)
@@ -218,97 +233,36 @@ def _rounds_left(damage: list[Damage], stored: list[int]) -> int:
     return min(ends, default=len(stored))
 
 
-def _copy(
-    recording: Recording,
-    environment: Environment,
-    new: Path,
-    rounds: int,
-    dropped: Collection[tuple[int, str]],
-    done: dict[str, Any],
-) -> Recording:
-    """Write what is whole to a new history, and return that."""
-    manifest = dataclasses.replace(recording.manifest, store_id=uuid.uuid4().hex)
-    copied = Recording(recording.history, manifest)
+def _lists(
+    recording: Recording, environment: Environment
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the lists of repairs and of forgotten clients, empty if they are damaged."""
+    found = []
     with environment.read() as txn:
-        try:
-            earlier = Snapshot(recording, environment, txn).repairs()
-        except DamagedRecordError:
-            earlier = []
-    repairs, _ = copied.pack(0, REPAIRS, canonical({"repairs": [*earlier, done]}))
-    records = {key(0, MANIFEST): copied.record, key(0, REPAIRS): repairs}
-    Environment.create(new, records, None)
-    target = Environment.acquire(new, None)
-    try:
-        previous = digest(copied.record)
-        for t in range(rounds):
-            with environment.read() as txn:
-                snapshot = Snapshot(recording, environment, txn)
-                previous = _copy_round(snapshot, t, target, copied, dropped, previous)
-    finally:
-        target.release()
-    return copied
-
-
-def _copy_round(
-    snapshot: Snapshot,
-    t: int,
-    target: Environment,
-    copied: Recording,
-    dropped: Collection[tuple[int, str]],
-    previous: str,
-) -> str:
-    """Write what is whole of a round to a new history; return the hash of its round record."""
-    entry, _ = snapshot.entry(t)
-    present, ids = entry["present"], copied.client_ids
-    keep = [k for k, index in enumerate(present) if (t, ids[index]) not in dropped]
-    entry["refused"] += [[i, DROPPED] for i in present if (t, ids[i]) in dropped]
-    for name in ("present", "num_samples", "updates", "bounds", "max_error"):
-        if entry[name] is not None:
-            entry[name] = [entry[name][k] for k in keep]
-    entry["previous"] = previous
-
-    checksums = dict(zip(entry["present"], entry["updates"], strict=True))
-    vectors = [("updates", index, checksums[index]) for index in sorted(checksums)]
-    of_models = {GLOBAL_WEIGHTS: "global_weights", AGGREGATE: "aggregate", BUFFERS: "buffers"}
-    vectors += [("models", i, entry[name]) for i, name in of_models.items() if entry[name]]
-    size = _FLOAT_BYTES * copied.manifest.num_parameters
-    at_once = max(1, RoundStore.transaction_bytes // size)
-    for start in range(0, len(vectors), at_once):
-        group = vectors[start : start + at_once]
-        with target.write(len(group) * size) as txn:
-            for database, index, checksum in group:
-                record = snapshot.record(t, database, index, checksum)
-                data, made = copied.adopt(record, t, index)
-                target.append(txn, database, key(t, index), data)
-                if database == "updates":
-                    checksums[index] = f"{made:016x}"
-                else:
-                    entry[of_models[index]] = f"{made:016x}"
-            if start + at_once >= len(vectors):
-                entry["updates"] = [checksums[index] for index in entry["present"]]
-                data, _ = copied.pack(t, ROUND, canonical(entry))
-                target.append(txn, "rounds", key(t, ROUND), data)
-    return digest(data)
-
-
-def _require_whole(new: Path, recording: Recording, progress: Progress | None) -> None:
-    """Read a new file back before it takes the place of another."""
-    environment = Environment.acquire(new, None)
-    try:
-        for left, found in check(recording, environment):
-            if found:
-                raise DamagedRecordError(recording.history, found[0])
-            if progress is not None:
-                progress(left)
-    finally:
-        environment.release()
+        snapshot = Snapshot(recording, environment, txn)
+        for read in (snapshot.repairs, snapshot.forgotten):
+            try:
+                found.append(read())
+            except DamagedRecordError:
+                found.append([])
+    return found[0], found[1]
 
 
 @contextmanager
-def _alone(
-    path: str | os.PathLike[str],
+def alone(
+    path: str | os.PathLike[str], master_key: str | None = None, *, forgetting: bool = False
 ) -> Iterator[tuple[Path, Recording, Environment]]:
-    """Open a history that nobody else has open, and keep it so."""
+    """Open a history that nobody else has open, and keep it so.
+
+    Args:
+        path: The history, or the run folder it lies in.
+        master_key: Where the master key of an encrypted history comes from.
+        forgetting: Whether clients may be half forgotten.
+
+    Raises:
+        HistoryLockedError: If another store or process has it open.
+        HistoryError: If clients are half forgotten.
+    """
     folder = history_folder(path)
     directory = folder.absolute()
     environment = Environment.acquire(directory, None)
@@ -316,7 +270,10 @@ def _alone(
         lock = WriterLock(directory)
         try:
             environment.claim()
-            yield directory, load(str(folder), environment), environment
+            recording = load(str(folder), environment, master_key)
+            if recording.pending and not forgetting:
+                raise HistoryError(f"History `{folder}`: {recording.unfinished()}.")
+            yield directory, recording, environment
         finally:
             lock.release()
     finally:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,8 @@ class Manifest:
         recipe: The resolved recipe, or `None`.
         versions: Versions of fedrec, torch and others, by name.
         codec: Name of the codec that updates are stored with.
+        keep: Which updates are stored, as arguments of `Retention`; empty if all are.
+        encryption: Cipher of all records but this one, or `None`.
         convention: Sign and unit of a stored update.
         store_id: Hex of 16 random bytes that every record of the store carries.
         format_version: Version of the on-disk format.
@@ -60,6 +63,8 @@ class Manifest:
     recipe: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     codec: str = "float32"
+    keep: Mapping[str, Any] = field(default_factory=dict)
+    encryption: str | None = None
     convention: str = "pseudo-gradient, mean over samples: w <- w - server_lr * aggregate"
     store_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
@@ -88,7 +93,7 @@ class Manifest:
         try:
             raw = json.loads(text)
             version = raw["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise HistoryFormatError(f"The manifest cannot be read: {error}.") from error
         if version != FORMAT_VERSION:
             raise HistoryFormatError(
@@ -99,4 +104,49 @@ class Manifest:
         if set(raw) != names:
             odd = sorted(set(raw) ^ names)
             raise HistoryFormatError(f"The manifest has missing or unknown entries: {odd}.")
+        wrong = [name for name, fits in _FITS.items() if not fits(raw[name])]
+        if wrong:
+            raise HistoryFormatError(f"The manifest has entries of the wrong type: {wrong}.")
         return cls(**{**raw, "malicious": tuple(raw["malicious"])})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _may_be(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+#: What each entry must look like, as a manifest may come from anywhere.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "model_fingerprint": _is_text,
+    "num_parameters": lambda value: _is_count(value) and value > 0,
+    "clients": lambda value: _is_mapping(value) and all(map(_is_count, value.values())),
+    "seed": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "aggregator": _is_mapping,
+    "server_lr": lambda value: isinstance(value, (int, float)) and abs(value) < 1e300,
+    "max_rounds": _is_count,
+    "num_buffers": _is_count,
+    "malicious": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "sampler": _may_be(_is_mapping),
+    "attack": _may_be(_is_mapping),
+    "training": lambda value: _is_mapping(value) and all(map(_is_mapping, value.values())),
+    "on_bad_update": _is_text,
+    "execution": _is_mapping,
+    "recipe": _may_be(_is_mapping),
+    "versions": lambda value: _is_mapping(value) and all(map(_is_text, value.values())),
+    "codec": _is_text,
+    "encryption": _may_be(_is_text),
+    "keep": _is_mapping,
+    "convention": _is_text,
+    "store_id": lambda value: _is_text(value) and bool(re.fullmatch("[0-9a-f]{32}", value)),
+}

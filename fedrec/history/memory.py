@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedrec.exceptions import HistoryFormatError, RoundNotFoundError
 from fedrec.history.base import HistoryStore
 from fedrec.history.conversion import to_arrays, to_record
 from fedrec.history.manifest import Manifest
+from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
 from fedrec.types import RoundRecord
 
@@ -20,6 +22,12 @@ class MemoryHistory(HistoryStore):
 
     It takes and gives exactly what `LMDBHistory` does.
 
+    Args:
+        keep: Which client updates are stored, as in `LMDBHistory`.
+
+    Raises:
+        ConfigurationError: If `keep` is not the arguments of `Retention`.
+
     Examples:
         >>> history = MemoryHistory()
         >>> history.is_empty, history.rounds()
@@ -28,7 +36,10 @@ class MemoryHistory(HistoryStore):
 
     in_memory = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: Mapping[str, Any] | None = None) -> None:
+        self.keep = None if keep is None else Retention.of(keep).spec()
+        self._retention = Retention()
+        self._sampled: frozenset[str] = frozenset()
         self._manifest: Manifest | None = None
         self._rounds: list[RoundArrays] = []
         self._bounds: list[dict[str, float]] = []
@@ -60,6 +71,10 @@ class MemoryHistory(HistoryStore):
                 f"The history already holds a recording of {len(self._rounds)} rounds. "
                 "HINT: resume it, or record to another history."
             )
+        if self.keep is not None:
+            manifest = replace(manifest, keep=self.keep)
+        self._retention = Retention.of(manifest.keep)
+        self._sampled = self._retention.sample(tuple(manifest.clients), manifest.seed)
         self._manifest = Manifest.from_json(manifest.to_json())  # as a file would give it back
 
     def write_round(self, record: RoundRecord) -> None:
@@ -72,9 +87,18 @@ class MemoryHistory(HistoryStore):
         """
         arrays = to_arrays(record)
         arrays.check(self.manifest, len(self._rounds))
+        stored = self._sampled if self._retention.stores(arrays.round) else frozenset()
+        rows = [k for k, c in enumerate(arrays.client_ids) if c in stored]
         largest = largest_magnitudes(arrays.updates).tolist()
+        self._bounds.append({arrays.client_ids[k]: largest[k] for k in rows})
+        if len(rows) < len(arrays.client_ids):
+            arrays = replace(arrays, updates=arrays.updates[rows])
         self._rounds.append(arrays.copy())
-        self._bounds.append(dict(zip(arrays.client_ids, largest, strict=True)))
+        expired = self._retention.last and len(self._rounds) - 1 - self._retention.last
+        if expired is not None and expired >= 0:
+            self._bounds[expired] = {}
+            old = self._rounds[expired]
+            self._rounds[expired] = replace(old, updates=old.updates[:0].copy())
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
         """Read a round; the result owns its memory.
@@ -87,20 +111,24 @@ class MemoryHistory(HistoryStore):
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
         """
         stored = self._stored(t)
-        if client_ids is None or tuple(client_ids) == stored.client_ids:
+        wanted = stored.client_ids if client_ids is None else tuple(client_ids)
+        if wanted == stored.client_ids and len(stored.updates) == len(wanted):
             return to_record(stored.copy())
-        missing = [c for c in client_ids if c not in stored.client_ids]
+        row = {client_id: k for k, client_id in enumerate(self._bounds[t])}
+        missing = [c for c in wanted if c not in row]
         if missing:
+            dropped = set(missing) & set(stored.client_ids)
             raise RoundNotFoundError(
-                f"Round {t} of the history has no update of {', '.join(missing)}. "
-                "HINT: ask for clients in its `client_ids`."
+                f"Round {t} of the history has no update of {', '.join(missing[:10])}"
+                f"{', ...' if len(missing) > 10 else ''}"
+                + (f", as it keeps updates of {self._retention}" if dropped else "")
+                + f". HINT: ask for clients in its `{'kept' if dropped else 'client_ids'}`."
             )
-        rows = [stored.client_ids.index(c) for c in client_ids]
         some = replace(
             stored,
-            client_ids=tuple(client_ids),
-            updates=stored.updates[rows],
-            num_samples=stored.num_samples[rows],
+            client_ids=wanted,
+            updates=stored.updates[[row[c] for c in wanted]],
+            num_samples=stored.num_samples[[stored.client_ids.index(c) for c in wanted]],
             global_weights=stored.global_weights.copy(),
             aggregate=stored.aggregate.copy(),
             buffers=None if stored.buffers is None else stored.buffers.copy(),
@@ -108,15 +136,23 @@ class MemoryHistory(HistoryStore):
         return to_record(some)
 
     def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates are stored for a round.
+        """Return the clients whose updates were aggregated in a round, stored or not.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
         """
         return self._stored(t).client_ids
 
+    def kept(self, t: int) -> tuple[str, ...]:
+        """Return those of the clients present in a round whose updates are stored.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+        """
+        return tuple(self.magnitude_bounds(t))
+
     def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return the largest magnitude in the stored update of each client present.
+        """Return the largest magnitude in each stored update of a round.
 
         Raises:
             RoundNotFoundError: If the round is not stored.

@@ -11,22 +11,31 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import xxhash
 
-from fedrec.exceptions import HistoryCorruptedError, HistoryFormatError
+from fedrec.exceptions import (
+    ForgottenError,
+    HistoryCorruptedError,
+    HistoryFormatError,
+    HistoryKeyError,
+)
 from fedrec.history.codecs import CODECS
 from fedrec.history.damage import Damage, DamagedRecordError
+from fedrec.history.encryption import CIPHER, OVERHEAD, VARIABLE, Keys, TamperedError
 from fedrec.history.manifest import FORMAT_VERSION, Manifest
+from fedrec.history.retention import Retention
 
 __all__ = ["Recording"]
 
 JSON, FLOAT32 = 0, 1  # what a payload decodes to
+SEALED = 0x80  # added to it where the payload is encrypted
 # Client indices that stand for something else; those of clients count up from 0.
-REPAIRS, MANIFEST, GLOBAL_WEIGHTS, AGGREGATE, BUFFERS, ROUND = range(2**32 - 6, 2**32)
+FORGOTTEN, REPAIRS, MANIFEST, GLOBAL_WEIGHTS, AGGREGATE, BUFFERS, ROUND = range(2**32 - 7, 2**32)
 NAMES = {
+    FORGOTTEN: "the list of forgotten clients",
     REPAIRS: "the list of repairs",
     MANIFEST: "the manifest",
     GLOBAL_WEIGHTS: "the global weights",
@@ -37,7 +46,7 @@ NAMES = {
 
 _MAGIC = b"FREC"
 _HEADER = struct.Struct("<4sHBBIIQ16s")  # all but its last 8 bytes, the checksum
-_HEADER_BYTES = _HEADER.size + 8
+HEADER_BYTES = _HEADER.size + 8
 _KEY = struct.Struct(">II")  # big-endian, so that the order of keys is the order of rounds
 
 
@@ -58,30 +67,45 @@ class Recording:
     Args:
         history: How errors name the history.
         manifest: The manifest.
+        keys: Data keys of an encrypted history. Without them, `check` is all that can be done with
+            its records.
 
     Raises:
         HistoryFormatError: If the manifest is not one that this fedrec can work with.
     """
 
-    def __init__(self, history: str, manifest: Manifest) -> None:
+    def __init__(self, history: str, manifest: Manifest, keys: Keys | None = None) -> None:
         if manifest.codec not in CODECS:
             raise HistoryFormatError(
                 f"History `{history}` stores updates as `{manifest.codec}`, which this fedrec "
                 f"does not know. Known: {', '.join(CODECS)}. HINT: if it is a codec of your own, "
                 "call `fedrec.history.register_codec` first."
             )
+        if manifest.encryption not in (None, CIPHER):
+            raise HistoryFormatError(
+                f"History `{history}` is encrypted with `{manifest.encryption}`, which this fedrec "
+                f"does not know. Known: {CIPHER}."
+            )
         text = manifest.to_json()
         self.history = history
+        self.keys = keys
+        #: Clients that were forgotten, or are being forgotten, with the time.
+        self.forgotten: dict[str, str] = {}
+        #: Those of whom something may be left.
+        self.pending: tuple[str, ...] = ()
         self.manifest = Manifest.from_json(text)
         self.codec = CODECS[manifest.codec]
+        self.retention = Retention.of(manifest.keep)
+        self.sampled = self.retention.sample(tuple(manifest.clients), manifest.seed)
         self.client_ids = tuple(manifest.clients)
         self.indices = {client_id: index for index, client_id in enumerate(self.client_ids)}
+        self._sealed = SEALED if manifest.encryption else 0
         self._store_id = bytes.fromhex(manifest.store_id)
         self.record, _ = self.pack(0, MANIFEST, text.encode())
 
     @classmethod
     def load(cls, history: str, record: bytes) -> Recording:
-        """Read the record of a manifest.
+        """Read the record of a manifest. An encrypted history is without its keys then.
 
         Raises:
             HistoryFormatError: If it is not one, or of a newer format version.
@@ -93,7 +117,7 @@ class Recording:
                 f"`{history}` does not hold a fedrec history. HINT: check the path."
             )
         # The version counts only if the checksum is right, or any flipped bit could be one.
-        found = _checksum(record[: _HEADER.size], key(0, MANIFEST), record[_HEADER_BYTES:])
+        found = _checksum(record[: _HEADER.size], key(0, MANIFEST), record[HEADER_BYTES:])
         if found != _stored_checksum(record):
             raise HistoryCorruptedError(
                 f"The manifest of history `{history}` is not what was written. HINT: restore the "
@@ -104,7 +128,49 @@ class Recording:
                 f"History `{history}` has format version {header.version}, but this fedrec reads "
                 f"version {FORMAT_VERSION}. HINT: use the fedrec release that wrote it."
             )
-        return cls(history, Manifest.from_json(record[_HEADER_BYTES:]))
+        return cls(history, Manifest.from_json(record[HEADER_BYTES:]))
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the history is encrypted and its keys are not known."""
+        return bool(self._sealed) and self.keys is None
+
+    def require_keys(self) -> Keys:
+        """Return the data keys.
+
+        Raises:
+            HistoryKeyError: If they are not known.
+        """
+        if self.keys is None:
+            raise HistoryKeyError(
+                f"History `{self.history}` is encrypted. HINT: give its master key: "
+                f"`master_key=`, `--key-file`, or the environment variable {VARIABLE}."
+            )
+        return self.keys
+
+    def require_known(self, client_ids: Iterable[str]) -> None:
+        """Check that none of these clients was forgotten.
+
+        Raises:
+            ForgottenError: If one was.
+        """
+        for client_id in client_ids:
+            if client_id in self.pending:
+                raise ForgottenError(f"History `{self.history}`: {self.unfinished()}.")
+            if client_id in self.forgotten:
+                raise ForgottenError(
+                    f"Client `{client_id}` of history `{self.history}` was forgotten on "
+                    f"{self.forgotten[client_id]}: none of its updates is left. HINT: leave it "
+                    "out."
+                )
+
+    def unfinished(self) -> str:
+        """Return what there is to say about clients that are half forgotten."""
+        words = "".join(f" --client {client_id}" for client_id in self.pending)
+        return (
+            f"forgetting {', '.join(self.pending)} was interrupted. HINT: finish it with "
+            f"`fedrec history forget {self.history}{words}`"
+        )
 
     def pack(
         self,
@@ -129,7 +195,11 @@ class Recording:
         Returns:
             The record and its checksum.
         """
+        dtype |= self._seals(index)
         header = self._header(t, index, codec, dtype, len(payload) if size is None else size)
+        if dtype & SEALED:
+            keys, bound = self.require_keys(), header + key(t, index)
+            payload = keys.seal(self._owner(index), payload, bound)
         checksum = _checksum(header, key(t, index), payload)
         return b"".join((header, checksum.to_bytes(8, "little"), payload)), checksum
 
@@ -144,7 +214,7 @@ class Recording:
         size: int | None = None,
         checksum: int | None = None,
     ) -> memoryview:
-        """Check a record that was found under a key, and return its payload.
+        """Check a record that was found under a key, and return its payload, decrypted.
 
         Args:
             record: What was found.
@@ -157,9 +227,13 @@ class Recording:
 
         Raises:
             HistoryCorruptedError: If it is not the record that was written there.
+            HistoryKeyError: If it is encrypted and the keys are not known.
         """
-        payload = record[_HEADER_BYTES:]
-        header = self._header(t, index, codec, dtype, len(payload) if size is None else size)
+        payload = record[HEADER_BYTES:]
+        sealed = self._seals(index)
+        if size is None:
+            size = max(0, len(payload) - OVERHEAD if sealed else len(payload))
+        header = self._header(t, index, codec, dtype | sealed, size)
         if record[: _HEADER.size] != header:
             raise self.corrupted(t, index, _difference(record, header))
         found = _checksum(header, key(t, index), payload)
@@ -167,30 +241,45 @@ class Recording:
             raise self.corrupted(t, index, "its checksum is wrong")
         if checksum is not None and found != checksum:
             raise self.corrupted(t, index, "it is not the one the round was committed with")
-        return payload
+        if not sealed:
+            return payload
+        try:
+            return self.require_keys().open(self._owner(index), payload, header + key(t, index))
+        except TamperedError as error:
+            raise self.corrupted(t, index, str(error)) from error
 
-    def adopt(self, record: memoryview, t: int, index: int) -> tuple[bytes, int]:
-        """Make the record of another recording, which was checked, one of this.
+    def check(self, record: memoryview, t: int, index: int) -> None:
+        """Check a record as far as that is possible without keys.
 
-        Returns:
-            The record and its checksum.
+        Raises:
+            HistoryCorruptedError: If it is not a record that was written there.
         """
-        header = _Header(*_HEADER.unpack(record[: _HEADER.size]))
-        payload = record[_HEADER_BYTES:]
-        return self.pack(
-            t, index, payload, codec=header.codec, dtype=header.dtype, size=header.size
-        )
+        found = _read_header(record)
+        if found is None:
+            raise self.corrupted(t, index, "it is not a record")
+        header = self._header(t, index, found.codec, found.dtype | SEALED, found.size)
+        if record[: _HEADER.size] != header:
+            raise self.corrupted(t, index, _difference(record, header))
+        if _checksum(header, key(t, index), record[HEADER_BYTES:]) != _stored_checksum(record):
+            raise self.corrupted(t, index, "its checksum is wrong")
 
     def corrupted(self, t: int, index: int, why: str) -> DamagedRecordError:
         """Return the error for a record that is not what was written."""
-        client_id = None if index in NAMES else self.client_ids[index]
+        client_id = self._owner(index)
         damage = Damage(
-            part=NAMES.get(index, f"client `{client_id}`"),
+            part=NAMES.get(index, f"client `{client_id or index}`"),
             reason=f"the stored bytes are not those that were written ({why})",
-            round=None if index in (REPAIRS, MANIFEST) else t,
+            round=None if index in (FORGOTTEN, REPAIRS, MANIFEST) else t,
             client_id=client_id,
         )
         return DamagedRecordError(self.history, damage)
+
+    def _seals(self, index: int) -> int:
+        # The manifest says whether all else is encrypted.
+        return 0 if index == MANIFEST else self._sealed
+
+    def _owner(self, index: int) -> str | None:
+        return self.client_ids[index] if index < len(self.client_ids) else None
 
     def _header(self, t: int, index: int, codec: int, dtype: int, size: int) -> bytes:
         return _HEADER.pack(_MAGIC, FORMAT_VERSION, codec, dtype, t, index, size, self._store_id)
@@ -212,13 +301,13 @@ def digest(record: bytes | memoryview) -> str:
 
 
 def _read_header(record: bytes | memoryview) -> _Header | None:
-    if len(record) < _HEADER_BYTES or record[: len(_MAGIC)] != _MAGIC:
+    if len(record) < HEADER_BYTES or record[: len(_MAGIC)] != _MAGIC:
         return None
     return _Header(*_HEADER.unpack(record[: _HEADER.size]))
 
 
 def _stored_checksum(record: bytes | memoryview) -> int:
-    return int.from_bytes(record[_HEADER.size : _HEADER_BYTES], "little")
+    return int.from_bytes(record[_HEADER.size : HEADER_BYTES], "little")
 
 
 def _checksum(header: bytes | memoryview, key: bytes, payload: bytes | memoryview) -> int:

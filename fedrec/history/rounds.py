@@ -28,6 +28,7 @@ class RoundArrays:
         cohort: Clients that were asked, in order; empty means `client_ids`.
         refused: Clients that were asked and not used, with the reason.
         buffers: Persistent buffers after the round, shape $(b,)$, float32, or `None`.
+        dropped: Those of `client_ids` whose updates are not here, and not to be stored.
     """
 
     round: int
@@ -39,6 +40,7 @@ class RoundArrays:
     cohort: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: NDArray[np.float32] | None = None
+    dropped: frozenset[str] = frozenset()
 
     def copy(self) -> RoundArrays:
         """Return the round in memory of its own."""
@@ -74,11 +76,12 @@ class RoundArrays:
         for name, ids in (("client_ids", self.client_ids), ("cohort", self.cohort)):
             if len(set(ids)) != len(ids):
                 raise HistoryError(f"Round {self.round} names a client twice in `{name}`: {ids}.")
+        sent = [c for c in self.client_ids if c not in self.dropped]
         m, d, b = len(self.client_ids), manifest.num_parameters, manifest.num_buffers
         buffers = np.empty(0, np.float32) if self.buffers is None else self.buffers
         for name, array, shape, dtype in (
             ("global_weights", self.global_weights, (d,), "float32"),
-            ("updates", self.updates, (m, d), "float32"),
+            ("updates", self.updates, (len(sent), d), "float32"),
             ("num_samples", self.num_samples, (m,), "int64"),
             ("aggregate", self.aggregate, (d,), "float32"),
             ("buffers", buffers, (b,), "float32"),
@@ -94,7 +97,7 @@ class RoundArrays:
             "`buffers`": buffers,
         }
         if not np.isfinite(self.updates.sum()):  # only then is a closer look needed
-            for client_id, update in zip(self.client_ids, self.updates, strict=True):
+            for client_id, update in zip(sent, self.updates, strict=True):
                 vectors[f"the update of `{client_id}`"] = update
         for name, vector in vectors.items():
             if not np.isfinite(vector).all():

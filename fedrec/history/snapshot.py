@@ -12,16 +12,22 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrec.exceptions import HistoryCorruptedError, RoundNotFoundError
+from fedrec.exceptions import HistoryCorruptedError, HistoryFormatError, RoundNotFoundError
+from fedrec.history.audit import broken_entries, noted
+from fedrec.history.buffers import Buffers
 from fedrec.history.codecs import Codec, Float32Codec
 from fedrec.history.codecs.rows import map_rows
 from fedrec.history.damage import Damage, DamagedRecordError
+from fedrec.history.encryption import Keys, master_key
+from fedrec.history.entries import read_entry
 from fedrec.history.environment import Environment
 from fedrec.history.recording import (
     AGGREGATE,
     BUFFERS,
     FLOAT32,
+    FORGOTTEN,
     GLOBAL_WEIGHTS,
+    HEADER_BYTES,
     MANIFEST,
     REPAIRS,
     ROUND,
@@ -53,12 +59,18 @@ class Snapshot:
         recording: The recording that is read.
         environment: Where it is.
         txn: A read transaction of the environment; nothing that is returned depends on it.
+        buffers: Where memory for updates comes from.
     """
 
     def __init__(
-        self, recording: Recording, environment: Environment, txn: lmdb.Transaction[memoryview]
+        self,
+        recording: Recording,
+        environment: Environment,
+        txn: lmdb.Transaction[memoryview],
+        buffers: Buffers | None = None,
     ) -> None:
         self.recording = recording
+        self._buffers = buffers or Buffers()
         self._environment = environment
         self._txn = txn
 
@@ -88,13 +100,37 @@ class Snapshot:
         Raises:
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        found = self._environment.cursor(self._txn, "meta").get(key(0, REPAIRS))
+        return self._list(REPAIRS, "repairs")
+
+    def forgotten(self) -> list[dict[str, Any]]:
+        """Return which clients were forgotten, in the order that happened.
+
+        Raises:
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self._list(FORGOTTEN, "forgotten")
+
+    def lists_damage(self) -> list[Damage]:
+        """Return what is damaged in the lists of repairs and of forgotten clients."""
+        damage = []
+        for read in (self.repairs, self.forgotten):
+            try:
+                entries = read()
+            except DamagedRecordError as error:
+                damage.append(error.damage)
+                continue
+            if read == self.forgotten:
+                damage += broken_entries(entries)
+        return damage
+
+    def _list(self, index: int, name: str) -> list[dict[str, Any]]:
+        found = self._environment.cursor(self._txn, "meta").get(key(0, index))
         if found is None:
             return []
-        repairs: list[dict[str, Any]] = json.loads(bytes(self.recording.unpack(found, 0, REPAIRS)))[
-            "repairs"
+        entries: list[dict[str, Any]] = json.loads(bytes(self.recording.unpack(found, 0, index)))[
+            name
         ]
-        return repairs
+        return entries
 
     def entry(self, t: int) -> tuple[dict[str, Any], str]:
         """Return the round record of round `t`, and its hash.
@@ -113,7 +149,16 @@ class Snapshot:
             )
         record = cursor.value()
         payload = self.recording.unpack(record, t, ROUND)
-        return json.loads(bytes(payload)), digest(record)
+        size = self._environment.num_bytes()
+        return read_entry(payload, self.recording, t, size), digest(record)
+
+    def kept(self, entry: dict[str, Any]) -> list[int]:
+        """Return which of the clients present in a round record have their update stored."""
+        cursor = self._environment.cursor(self._txn, "rounds")
+        num_rounds = int.from_bytes(cursor.key()[:4], "big") + 1 if cursor.last() else 0
+        if self.recording.retention.expired(entry["round"], num_rounds):
+            return []
+        return [k for k, checksum in enumerate(entry["updates"]) if checksum is not None]
 
     def read(self, entry: dict[str, Any], client_ids: Sequence[str] | None) -> RoundArrays:
         """Return the round of a round record, or these clients' part of it.
@@ -124,16 +169,19 @@ class Snapshot:
         """
         recording, t = self.recording, entry["round"]
         present = [recording.client_ids[index] for index in entry["present"]]
-        rows = list(range(len(present)))
-        if client_ids is not None:
-            row = {client_id: k for k, client_id in enumerate(present)}
-            missing = [c for c in client_ids if c not in row]
-            if missing:
-                raise RoundNotFoundError(
-                    f"Round {t} of history `{recording.history}` has no update of "
-                    f"{', '.join(missing)}. HINT: ask for clients in its `client_ids`."
-                )
-            rows = [row[c] for c in client_ids]
+        row = {present[k]: k for k in self.kept(entry)}
+        wanted_ids = present if client_ids is None else client_ids
+        recording.require_known(wanted_ids)
+        missing = [c for c in wanted_ids if c not in row]
+        if missing:
+            dropped = set(present) & set(missing)
+            raise RoundNotFoundError(
+                f"Round {t} of history `{recording.history}` has no update of "
+                f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
+                + (f", as it keeps updates of {recording.retention}" if dropped else "")
+                + f". HINT: ask for clients in its `{'kept' if dropped else 'client_ids'}`."
+            )
+        rows = [row[c] for c in wanted_ids]
 
         arrays, wanted = self._wanted(entry, rows)
         damage = self._fill(t, wanted)
@@ -143,11 +191,18 @@ class Snapshot:
 
     def damage(self, entry: dict[str, Any]) -> list[Damage]:
         """Return what is damaged in the round of a round record."""
-        _, wanted = self._wanted(entry, range(len(entry["present"])))
+        left = {self.recording.indices[c] for c in self.recording.pending}
+        rows = [k for k in self.kept(entry) if entry["present"][k] not in left]
+        _, wanted = self._wanted(entry, rows)
         return self._fill(entry["round"], wanted)
 
-    def record(self, t: int, database: str, index: int, checksum: str) -> memoryview:
-        """Return the record of a vector, checked but not decoded.
+    def payload(
+        self, t: int, database: str, index: int, checksum: str
+    ) -> tuple[memoryview, int, int]:
+        """Return what is kept of a vector, checked and decrypted but not decoded.
+
+        Returns:
+            The payload, `Codec.id`, and how many numbers it holds.
 
         Raises:
             HistoryCorruptedError: If the bytes are not those that were written.
@@ -157,8 +212,28 @@ class Snapshot:
         size = manifest.num_buffers if index == BUFFERS else manifest.num_parameters
         wanted = _Wanted(database, index, checksum, codec, np.empty(0, np.float32))
         record = self._find(self._environment.cursor(self._txn, database), t, wanted)
-        self._payload(t, wanted, record, size)
-        return record
+        return self._payload(t, wanted, record, size), codec.id, size
+
+    def stored_payload(self, t: int, index: int) -> memoryview | None:
+        """Return a client's update as it lies on disk, unchecked; `None` if it is not stored."""
+        cursor = self._environment.cursor(self._txn, "updates")
+        return cursor.value()[HEADER_BYTES:] if cursor.set_key(key(t, index)) else None
+
+    def locked_damage(self, t: int) -> list[Damage]:
+        """Return what is damaged in round `t`, as far as that can be told without keys."""
+        damage = []
+        for database in ("updates", "models", "rounds"):
+            cursor = self._environment.cursor(self._txn, database)
+            cursor.set_range(key(t, 0))
+            for found, record in cursor.iternext():
+                if found[:4] != key(t, 0)[:4]:
+                    break
+                index = int.from_bytes(found[4:], "big")
+                try:
+                    self.recording.check(record, t, index)
+                except DamagedRecordError as error:
+                    damage.append(error.damage)
+        return damage
 
     def _wanted(
         self, entry: dict[str, Any], rows: Sequence[int]
@@ -167,7 +242,7 @@ class Snapshot:
         ids, manifest = self.recording.client_ids, self.recording.manifest
         d, b = manifest.num_parameters, manifest.num_buffers
         present = entry["present"]
-        updates = np.empty((len(rows), d), np.float32)
+        updates = self._buffers.take(len(rows), d)
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
         buffers = np.empty(b, np.float32) if b else None
         wanted = [
@@ -241,13 +316,44 @@ class Snapshot:
         return None
 
 
-def load(history: str, environment: Environment) -> Recording:
-    """Read what a history was begun with.
+def load(history: str, environment: Environment, source: str | None = None) -> Recording:
+    """Read what a history was begun with, and its keys if it is encrypted.
+
+    Args:
+        history: How errors name the history.
+        environment: Where it is.
+        source: Where its master key comes from, as in `fedrec.history.encryption.master_key`.
 
     Raises:
         HistoryFormatError: If it is not a history, or of a newer format version.
         HistoryCorruptedError: If it is not what was written.
+        HistoryKeyError: If the master key is not that of the history.
     """
     with environment.read() as txn:
         found = environment.cursor(txn, "meta").get(key(0, MANIFEST), b"")
-        return Recording.load(history, bytes(found))
+        recording = Recording.load(history, bytes(found))
+    if recording.manifest.encryption is not None:
+        master = master_key(source, environment.directory)
+        if master is not None:
+            recording.keys = Keys.load(history, environment.directory, master)
+    elif source is not None:
+        raise HistoryFormatError(
+            f"History `{history}` is not encrypted, but was opened with a master key. HINT: leave "
+            "that out, or record to another path."
+        )
+    _load_forgotten(recording, environment)
+    return recording
+
+
+def _load_forgotten(recording: Recording, environment: Environment) -> None:
+    if not recording.is_locked:
+        with environment.read() as txn:
+            try:
+                entries = Snapshot(recording, environment, txn).forgotten()
+            except DamagedRecordError:  # `check` says so
+                entries = []
+        recording.forgotten = {entry["client_id"]: entry["when"] for entry in entries}
+    note = noted(environment.directory, recording.manifest.store_id)
+    if note is not None:
+        recording.pending = tuple(note["clients"])
+        recording.forgotten |= dict.fromkeys(recording.pending, note["when"])

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrec._checks import check_choice, check_int
 from fedrec.exceptions import ConfigurationError, HistoryError, HistoryFormatError, expected
+from fedrec.history.buffers import Buffers
 from fedrec.history.check import check
-from fedrec.history.codecs import CODECS, Codec, Float32Codec
-from fedrec.history.codecs.rows import map_rows
+from fedrec.history.codecs import CODECS
+from fedrec.history.codecs.rows import map_rows, stream_rows
 from fedrec.history.damage import Damage, DamagedRecordError
+from fedrec.history.encoding import Stored, encode, round_entry, split, values_of
+from fedrec.history.encryption import CIPHER, Keys, check_source, master_key
 from fedrec.history.environment import DATA, Environment
 from fedrec.history.lock import WriterLock
 from fedrec.history.manifest import Manifest
+from fedrec.history.mounts import warn_about
 from fedrec.history.recording import (
-    AGGREGATE,
-    BUFFERS,
-    FLOAT32,
-    GLOBAL_WEIGHTS,
     MANIFEST,
     ROUND,
     Recording,
@@ -35,8 +34,10 @@ from fedrec.history.recording import (
     digest,
     key,
 )
-from fedrec.history.rounds import RoundArrays, largest_magnitudes
+from fedrec.history.retention import Retention
+from fedrec.history.rounds import RoundArrays
 from fedrec.history.snapshot import Snapshot, load
+from fedrec.history.space import require_room, require_room_for_all
 
 __all__ = ["RoundStore"]
 
@@ -54,37 +55,48 @@ class RoundStore:
         path: Directory of the history; it is made when a recording begins.
         codec: How updates are stored. `None`: as they are in a recording that exists, as the
             manifest says in a new one.
+        keep: Which updates are stored, as arguments of `Retention`. `None`: as for `codec`.
         map_size: Most bytes the history may ever take. `None` reserves 1 TiB: of address space,
             not of disk or memory.
+        master_key: Where the master key of an encrypted history comes from. `None`: from the
+            environment variable FEDREC_HISTORY_KEY, and a new history is not encrypted.
+        sync_every: Rounds after which what was written is made durable.
 
     Attributes:
+        buffers: Where memory for the updates that are read comes from.
         transaction_bytes: A round of more bytes is written in several transactions, since LMDB
             keeps a transaction in memory.
     """
 
     transaction_bytes = 256 * 2**20
-    # Encoded at once; then they go to LMDB, so that no round is in memory twice.
-    _batch_bytes = 16 * 2**20
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
         codec: str | None = None,
+        keep: Mapping[str, Any] | None = None,
         map_size: int | None = None,
+        master_key: str | None = None,
+        sync_every: int = 1,
     ) -> None:
         self._environment: Environment | None = None
+        self.buffers = Buffers()
         self._lock: WriterLock | None = None
         self._recording: Recording | None = None
         self._tail: tuple[int, str] | None = None  # next round, hash of the round record before
+        self._unsynced = 0  # rounds written
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
         self.path = Path(path)
         self._directory = self.path.absolute()  # the working directory may change
         self.codec = codec if codec is None else check_choice("codec", codec, CODECS)
+        self.keep = None if keep is None else Retention.of(keep).spec()
         self.map_size = map_size
         if map_size is not None:
             check_int("map_size", map_size, minimum=2**16)
+        self.master_key = None if master_key is None else check_source(master_key)
+        self.sync_every = check_int("sync_every", sync_every, minimum=1)
 
     @property
     def is_empty(self) -> bool:
@@ -105,26 +117,37 @@ class RoundStore:
         """Start a recording; on disk it appears as a whole or not at all.
 
         Args:
-            manifest: The manifest; if this store was given a codec, its `codec` is replaced.
+            manifest: The manifest; what this store was given as `codec` and `keep` is replaced.
 
         Raises:
             HistoryFormatError: If there is one already.
+            HistoryFullError: If the disk cannot hold all of its rounds.
             HistoryLockedError: If another process is just starting one.
         """
         if self.codec is not None:
             manifest = dataclasses.replace(manifest, codec=self.codec)
+        if self.keep is not None:
+            manifest = dataclasses.replace(manifest, keep=self.keep)
+        master = None
+        if self.master_key is not None:
+            manifest = dataclasses.replace(manifest, encryption=CIPHER)
+            master = master_key(self.master_key, self._directory)
         recording = Recording(str(self.path), manifest)
         self._check_empty()
+        require_room_for_all(self._directory, recording.manifest, self.map_size)
         self.close()  # what this store had open before, if that was deleted
         self._lock_for_writing()
         self._check_empty()  # another process may have been faster
+        if master is not None:
+            Keys.create(str(self.path), recording.client_ids, master).write(self._directory)
         Environment.create(self._directory, {key(0, MANIFEST): recording.record}, self.map_size)
 
     def write_round(self, record: RoundArrays) -> None:
-        """Append a round; when this returns, the round survives a power cut.
+        """Append a round; when this returns, the round survives a power cut (see `sync_every`).
 
         Raises:
             HistoryError: If it is not the next round, or not one of this recording.
+            ForgottenError: If one of its clients was forgotten.
             ShapeError: If a shape or dtype is wrong.
             HistoryFullError: If there is no room; all earlier rounds are intact.
             HistoryLockedError: If another process, or another store, is writing.
@@ -132,6 +155,11 @@ class RoundStore:
         recording = self._load()
         self._lock_for_writing()
         environment = self._open()
+        if self.sync_every == 1 and not environment.syncs:
+            raise HistoryError(
+                f"History `{self.path}` is open in this process with `sync_every` > 1, so that no "
+                "round would be durable at once. HINT: close the other store first."
+            )
         sweep = self._tail is None  # what an interrupted round left, if any
         if self._tail is None:
             with self._snapshot() as snapshot:
@@ -140,32 +168,40 @@ class RoundStore:
         else:
             t, previous = self._tail
         record.check(recording.manifest, t)
+        recording.require_known(record.client_ids)
         if t == _MAX_ROUNDS:
             raise HistoryError(f"A history cannot hold more than {_MAX_ROUNDS} rounds.")
-        groups = list(_split(_values(record, recording), self.transaction_bytes))
+        groups = list(split(values_of(record, recording), self.transaction_bytes))
         num_bytes = sum(value.vector.nbytes for group in groups for value in group)
-        environment.check_disk(num_bytes)
+        require_room(environment, recording.manifest, t, num_bytes)
 
         self._tail = None  # until all is done
-        stored: dict[int, _Record] = {}
+        stored: dict[int, Stored] = {}
         for number, group in enumerate(groups, start=1):
             with environment.write(num_bytes) as txn:
                 if sweep:
-                    environment.truncate(txn, "updates", key(t, 0))
-                    environment.truncate(txn, "models", key(t, 0))
+                    environment.delete(txn, "updates", key(t, 0))
+                    environment.delete(txn, "models", key(t, 0))
                     sweep = False
-                for batch in _split(group, self._batch_bytes):
-                    made = map_rows(partial(_encode, recording, t), batch, num_bytes)
-                    for value, one in zip(batch, made, strict=True):
+                if number == len(groups) and recording.retention.last is not None:
+                    end = max(0, t + 1 - recording.retention.last)
+                    environment.delete(txn, "updates", key(0, 0), key(end, 0))
+                as_record = partial(encode, recording, t)
+                with closing(stream_rows(as_record, group, num_bytes)) as made:
+                    for value, one in zip(group, made, strict=True):
                         index = value.client_index
                         environment.append(txn, value.database, key(t, index), one.data)
                         stored[index] = one._replace(data=b"")
                 if number == len(groups):
-                    entry = _entry(record, recording, previous, stored)
+                    entry = round_entry(record, recording, previous, stored)
                     data, _ = recording.pack(t, ROUND, canonical(entry))
                     environment.append(txn, "rounds", key(t, ROUND), data)
                     tail = (t + 1, digest(data))
         self._tail = tail
+        if not environment.syncs:
+            self._unsynced += 1
+            if self._unsynced >= self.sync_every or t + 1 == recording.manifest.max_rounds:
+                self._sync()
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
         """Read a round, or these clients' part of it, into memory of its own.
@@ -185,16 +221,17 @@ class RoundStore:
             return snapshot.rounds()
 
     def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates are stored for a round.
+        """Return the clients whose updates were aggregated in a round.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return tuple(self.magnitude_bounds(t))
+        with self._snapshot() as snapshot:
+            return tuple(snapshot.recording.client_ids[i] for i in snapshot.entry(t)[0]["present"])
 
     def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return a number for each client present that no magnitude in its stored update exceeds.
+        """Return a number for each stored update of a round that no magnitude in it exceeds.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
@@ -202,8 +239,8 @@ class RoundStore:
         """
         with self._snapshot() as snapshot:
             entry, _ = snapshot.entry(t)
-            ids = snapshot.recording.client_ids
-            return {ids[i]: b for i, b in zip(entry["present"], entry["bounds"], strict=True)}
+            ids, present, bounds = snapshot.recording.client_ids, entry["present"], entry["bounds"]
+            return {ids[present[k]]: bounds[k] for k in snapshot.kept(entry)}
 
     def as_stored(self, manifest: Manifest, updates: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return updates as they come back from a store with this manifest.
@@ -215,9 +252,22 @@ class RoundStore:
         if codec.lossless:
             return updates
         decoded = np.empty_like(updates)
-        for update, out in zip(updates, decoded, strict=True):
-            codec.decode(memoryview(codec.encode(np.ascontiguousarray(update)).payload), out)
+
+        def there_and_back(k: int) -> None:
+            payload = codec.encode(np.ascontiguousarray(updates[k])).payload
+            codec.decode(memoryview(payload), decoded[k])
+
+        map_rows(there_and_back, range(len(updates)), updates.nbytes)
         return decoded
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the recording is encrypted and no master key was found."""
+        return self._load().is_locked
+
+    def forgotten(self) -> tuple[str, ...]:
+        """Return the clients that were forgotten, or are being forgotten."""
+        return () if self.is_empty else tuple(self._load().forgotten)
 
     def num_bytes(self) -> int:
         """Return the size of the file in bytes."""
@@ -232,7 +282,10 @@ class RoundStore:
         Raises:
             HistoryCorruptedError: If the file as a whole cannot be read.
         """
-        return check(self._load(), self._open())
+        recording = self._load()
+        if recording.pending:
+            yield len(self.rounds()), [Damage(part="the whole", reason=recording.unfinished())]
+        yield from check(recording, self._open())
 
     def verify(self) -> range:
         """Read everything and follow the chain of round records.
@@ -254,17 +307,22 @@ class RoundStore:
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
         self._recording = self._tail = None
-        if environment is not None:
-            environment.release()
-        if lock is not None:
-            lock.release()
+        unsynced, self._unsynced = self._unsynced, 0
+        try:
+            if unsynced and environment is not None and environment.pid == os.getpid():
+                environment.sync()
+        finally:
+            if environment is not None:
+                environment.release()
+            if lock is not None:
+                lock.release()
 
     def __del__(self) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
-        return {**self.__dict__, **unshared, "path": self._directory}
+        return {**self.__dict__, **unshared, "_unsynced": 0, "path": self._directory}
 
     def _check_empty(self) -> None:
         if not self.is_empty:
@@ -275,22 +333,36 @@ class RoundStore:
 
     def _lock_for_writing(self) -> None:
         if self._lock is None or self._lock.pid != os.getpid():
+            warn_about(self._directory)
             self._lock = WriterLock(self._directory)
             self._tail = None
 
     def _open(self) -> Environment:
         if self._environment is None or self._environment.pid != os.getpid():
-            self._environment = Environment.acquire(self._directory, self.map_size)
+            self._environment = Environment.acquire(
+                self._directory, self.map_size, sync=self.sync_every == 1
+            )
+            self._unsynced = 0
         return self._environment
+
+    def _sync(self) -> None:
+        self._open().sync()
+        self._unsynced = 0
 
     def _load(self) -> Recording:
         if self._recording is None:
-            recording = load(str(self.path), self._open())
+            recording = load(str(self.path), self._open(), self.master_key)
             if self.codec not in (None, recording.codec.name):
                 raise HistoryFormatError(
                     f"History `{self.path}` stores updates as `{recording.codec.name}`, but was "
                     f"opened with codec=`{self.codec}`. HINT: leave `codec` out to go on as "
                     "recorded, or record to another path."
+                )
+            if self.keep not in (None, recording.retention.spec()):
+                raise HistoryFormatError(
+                    f"History `{self.path}` keeps updates of {recording.retention}, but was opened "
+                    f"with keep={self.keep}. HINT: leave `keep` out to go on as recorded, or "
+                    "record to another path."
                 )
             self._recording = recording
         return self._recording
@@ -300,85 +372,4 @@ class RoundStore:
         recording = self._load()
         environment = self._open()
         with environment.read() as txn:
-            yield Snapshot(recording, environment, txn)
-
-
-class _Record(NamedTuple):
-    """A vector as it goes to disk."""
-
-    data: bytes
-    checksum: str
-    max_error: float
-    bound: float
-
-
-class _Value(NamedTuple):
-    """One vector of a round, and where it goes."""
-
-    database: str
-    client_index: int
-    vector: NDArray[np.float32]
-    codec: Codec
-
-
-def _values(record: RoundArrays, recording: Recording) -> list[_Value]:
-    """List a round's vectors in the order of their keys."""
-    rows = zip(record.client_ids, record.updates, strict=True)
-    values = [_Value("updates", recording.indices[c], u, recording.codec) for c, u in rows]
-    values.sort(key=lambda value: value.client_index)
-    exact = Float32Codec()
-    values.append(_Value("models", GLOBAL_WEIGHTS, record.global_weights, exact))
-    values.append(_Value("models", AGGREGATE, record.aggregate, exact))
-    if record.buffers is not None and record.buffers.size:
-        values.append(_Value("models", BUFFERS, record.buffers, exact))
-    return values
-
-
-def _encode(recording: Recording, t: int, value: _Value) -> _Record:
-    """Return the record of a vector of round `t`."""
-    codec, size = value.codec, value.vector.size
-    payload, max_error = codec.encode(np.ascontiguousarray(value.vector))
-    bound = float(largest_magnitudes(value.vector[None])[0])
-    if max_error:
-        bound = math.nextafter(bound + max_error, math.inf)
-    data, checksum = recording.pack(
-        t, value.client_index, payload, codec=codec.id, dtype=FLOAT32, size=size
-    )
-    return _Record(data, f"{checksum:016x}", max_error, bound)
-
-
-def _split(values: list[_Value], num_bytes: int) -> Iterator[list[_Value]]:
-    """Split values into groups of at most so many bytes, and of one value at least."""
-    group: list[_Value] = []
-    room = num_bytes
-    for value in values:
-        if group and value.vector.nbytes > room:
-            yield group
-            group, room = [], num_bytes
-        group.append(value)
-        room -= value.vector.nbytes
-    yield group
-
-
-def _entry(
-    record: RoundArrays, recording: Recording, previous: str, stored: dict[int, _Record]
-) -> dict[str, Any]:
-    """Return the round record."""
-    index = recording.indices
-    updates = [stored[index[c]] for c in record.client_ids]
-    buffers = stored.get(BUFFERS)
-    return {
-        "round": record.round,
-        "previous": previous,
-        "execution": digest(canonical(recording.manifest.execution)),
-        "cohort": [index[c] for c in record.cohort or record.client_ids],
-        "present": [index[c] for c in record.client_ids],
-        "num_samples": record.num_samples.tolist(),
-        "refused": [[index[c], reason] for c, reason in record.refused.items()],
-        "updates": [update.checksum for update in updates],
-        "bounds": [u.bound for u in updates],
-        "max_error": None if recording.codec.lossless else [u.max_error for u in updates],
-        "global_weights": stored[GLOBAL_WEIGHTS].checksum,
-        "aggregate": stored[AGGREGATE].checksum,
-        "buffers": None if buffers is None else buffers.checksum,
-    }
+            yield Snapshot(recording, environment, txn, self.buffers)

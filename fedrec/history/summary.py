@@ -10,6 +10,7 @@ from typing import Any
 
 from fedrec.history.environment import DATA, Environment
 from fedrec.history.snapshot import Snapshot, load
+from fedrec.history.space import expected_bytes
 
 __all__ = ["HistoryInfo", "history_folder", "info"]
 
@@ -30,12 +31,15 @@ class HistoryInfo:
         bytes_per_parameter: Bytes that the stored updates take for each of their entries, headers
             and the ends of pages included; `None` before the first one.
         expected_bytes: Size to expect when `max_rounds` are stored, taking those that are as
-            typical; `None` before the first one.
+            typical; before the first one, as `forecast` says.
         codec: Codec of the updates.
+        keep: Which updates are stored, as arguments of `Retention`; empty if all are.
         max_error: The most by which any entry of any update is off; 0 where the codec is exact.
         model_fingerprint: `ParameterVector.fingerprint` of the model.
         versions: Versions of fedrec, torch and others that recorded, by name.
         repairs: What each repair has dropped, in the order they were made.
+        encryption: Cipher of an encrypted history, or `None`.
+        forgotten: Who was forgotten when, in that order.
     """
 
     path: str
@@ -47,12 +51,15 @@ class HistoryInfo:
     num_bytes: int
     free_bytes: int
     bytes_per_parameter: float | None
-    expected_bytes: int | None
+    expected_bytes: int
     codec: str
+    keep: Mapping[str, Any]
     max_error: float
     model_fingerprint: str
     versions: Mapping[str, str]
     repairs: tuple[Mapping[str, Any], ...]
+    encryption: str | None
+    forgotten: tuple[Mapping[str, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain values."""
@@ -65,14 +72,16 @@ def history_folder(path: str | os.PathLike[str]) -> Path:
     return path / "history" if (path / "history" / DATA).exists() else path
 
 
-def info(path: str | os.PathLike[str]) -> HistoryInfo:
+def info(path: str | os.PathLike[str], *, master_key: str | None = None) -> HistoryInfo:
     """Tell what a history holds. Updates are not read, so that it is quick at any size.
 
     Args:
         path: The history, or the run folder it lies in.
+        master_key: Where the master key of an encrypted history comes from.
 
     Raises:
         HistoryFormatError: If there is none.
+        HistoryKeyError: If it is encrypted and the master key is missing or another.
         HistoryCorruptedError: If the manifest or a round record is damaged, or the file truncated.
 
     Examples:
@@ -92,23 +101,20 @@ def info(path: str | os.PathLike[str]) -> HistoryInfo:
     folder = history_folder(path)
     environment = Environment.acquire(folder.absolute(), None)
     try:
-        recording = load(str(folder), environment)
+        recording = load(str(folder), environment, master_key)
         manifest = recording.manifest
         with environment.read() as txn:
             snapshot = Snapshot(recording, environment, txn)
             num_rounds = len(snapshot.rounds())
             num_updates = environment.count(txn, "updates")
-            stored = {
-                name: environment.stored_bytes(txn, name)
-                for name in ("updates", "models", "rounds")
-            }
-            repairs = snapshot.repairs()
+            updates = environment.stored_bytes(txn, "updates")
+            repairs, forgotten = snapshot.repairs(), snapshot.forgotten()
             errors = (snapshot.entry(t)[0]["max_error"] for t in range(num_rounds))
-            max_error = max((e for row in errors for e in row or ()), default=0.0)
+            max_error = max((e for row in errors for e in row or () if e is not None), default=0.0)
             used = environment.compact_bytes(txn)
+        expected = expected_bytes(environment, manifest, num_rounds)
     finally:
         environment.release()
-    of_rounds = sum(stored.values())
     entries = num_updates * manifest.num_parameters
     size = (folder / DATA).stat().st_size
     return HistoryInfo(
@@ -120,15 +126,14 @@ def info(path: str | os.PathLike[str]) -> HistoryInfo:
         num_parameters=manifest.num_parameters,
         num_bytes=size,
         free_bytes=max(0, size - used),
-        bytes_per_parameter=stored["updates"] / entries if entries else None,
-        expected_bytes=(
-            used - of_rounds + of_rounds * max(manifest.max_rounds, num_rounds) // num_rounds
-            if num_rounds
-            else None
-        ),
+        bytes_per_parameter=updates / entries if entries else None,
+        expected_bytes=expected,
         codec=manifest.codec,
+        keep=dict(manifest.keep),
         max_error=max_error,
         model_fingerprint=manifest.model_fingerprint,
         versions=dict(manifest.versions),
         repairs=tuple(repairs),
+        encryption=manifest.encryption,
+        forgotten=tuple(forgotten),
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fedrec.history.base import HistoryStore
 
-__all__ = ["Recoverer", "ReplayRecoverer"]
+__all__ = ["Recoverer", "ReplayRecoverer", "count_updates"]
 
 
 class Recoverer(Component, ABC):
@@ -80,6 +80,26 @@ class Recoverer(Component, ABC):
     def diagnostics(self) -> dict[str, float]:
         """Return numbers worth reporting about the recovery, by name."""
         return {}
+
+
+def count_updates(
+    history: HistoryStore, client_ids: Iterable[str], rounds: Iterable[int]
+) -> tuple[int, int]:
+    """Count the updates of clients in some rounds.
+
+    Args:
+        history: The recording.
+        client_ids: Clients to count.
+        rounds: Rounds to count in.
+
+    Returns:
+        How many the history kept, and how many were sent.
+    """
+    ids, kept, sent = set(client_ids), 0, 0
+    for t in rounds:
+        kept += len(ids.intersection(history.kept(t)))
+        sent += len(ids.intersection(history.present(t)))
+    return kept, sent
 
 
 class ReplayRecoverer(Recoverer):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedrec._checks import check_choice, check_float, check_int
-from fedrec.exceptions import ConfigurationError, RecoveryError, expected
+from fedrec.exceptions import ConfigurationError, expected
 from fedrec.history.background import read_ahead
-from fedrec.recoverers.base import ReplayRecoverer
-from fedrec.recoverers.lbfgs import PairedBuffer, PaperBuffer
+from fedrec.recoverers.base import ReplayRecoverer, count_updates
+from fedrec.recoverers.lbfgs import PairedBuffer
+from fedrec.recoverers.paper_buffer import PaperBuffer
 from fedrec.recoverers.threshold import abnormality_threshold, largest_magnitudes
 from fedrec.types import CohortUpdates, RecoveryContext, RoundRecord
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore
 
 __all__ = ["FedRecover"]
+
+_log = logging.getLogger(__name__)
 
 
 class FedRecover(ReplayRecoverer):
@@ -32,10 +37,12 @@ class FedRecover(ReplayRecoverer):
     - `correction`: in every $T_c$-th round after that, to keep the buffers current,
     - `abnormality`: one client, if an entry of its estimate exceeds $\tau$ in magnitude,
     - `final`: in the last $T_f$ rounds, to end on exact updates,
-    - `fallback`: one client, if it has no usable pair, or its estimate is not finite.
+    - `fallback`: one client, if it has no usable pair, its estimate is not finite, or the history
+      did not keep its update of the round.
 
     A pair is $(\hat w_t - \bar w_t, g_t^i - \bar g_t^i)$, both halves from the start of the same
-    round. Pairs without positive curvature are not used.
+    round. Pairs without positive curvature are not used. A round whose historical update the
+    history did not keep (`keep`) gives no pair, and $\tau$ is found in those that it kept.
 
     Args:
         warmup_rounds: $T_w$, at least 1 and, with `estimate="lbfgs"`, more than `buffer_size`.
@@ -53,7 +60,8 @@ class FedRecover(ReplayRecoverer):
             differences for all clients, filled in all-client rounds only, and no pair is skipped.
 
     Raises:
-        ConfigurationError: If an argument is out of range.
+        ConfigurationError: If an argument is out of range; or at the start of a recovery, if the
+            history kept none of the updates to estimate from, or `buffer="paper"` lacks one.
 
     References:
         - Cao et al., FedRecover: Recovering from Poisoning Attacks in Federated Learning using
@@ -138,10 +146,39 @@ class FedRecover(ReplayRecoverer):
         self._threshold = float("inf")
         if self.estimate is None:
             return
+        if history.manifest.keep:
+            self._count_costs(history, max_rounds)
         if self.abnormality_threshold is not None:
             self._threshold = self.abnormality_threshold
         elif self.tolerance_rate is not None:
             self._threshold = _threshold(history, remaining, max_rounds, self.tolerance_rate)
+
+    def _count_costs(self, history: HistoryStore, max_rounds: int) -> None:
+        """Say what the updates that the history did not keep will cost."""
+        keep, rounds = dict(history.manifest.keep), range(max_rounds)
+        if self.buffer == "paper":
+            kept, sent = count_updates(history, self._remaining, rounds)
+            if kept < sent:
+                raise ConfigurationError(
+                    f'FedRecover(buffer="paper") needs all {sent} updates of the remaining '
+                    f'clients, but the history keeps {kept} ({keep=}). HINT: use buffer="paired".'
+                )
+        estimated = [t for t in rounds if self.exact_reason(t, max_rounds) is None]
+        kept, sent = count_updates(history, self._remaining, estimated)
+        if kept == 0 < sent:
+            raise ConfigurationError(
+                f"FedRecover has nothing to estimate from, as the history keeps no update of the "
+                f"remaining clients in the rounds in between ({keep=}): it would ask for all "
+                f"{sent} of them. HINT: TrainFromScratch says so in its name."
+            )
+        if kept < sent:
+            _log.warning(
+                "The history did not keep %d of the %d updates that FedRecover would start its "
+                "estimates from (keep=%s); clients are asked instead (fallback).",
+                sent - kept,
+                sent,
+                keep,
+            )
 
     def round_updates(
         self, t: int, global_weights: Tensor, ctx: RecoveryContext
@@ -151,27 +188,96 @@ class FedRecover(ReplayRecoverer):
         if reason is not None:
             sent = ctx.exact(ctx.client_ids, reason)
             if self.estimate == "lbfgs" and reason != "final" and sent.client_ids:
-                self._push(sent, global_weights, ctx.history(t, sent.client_ids), everyone=True)
+                self._push(sent, global_weights, ctx.history(t), everyone=True)
             return sent
         if self.estimate is None:
             return None
         record = ctx.history(t)
-        if record.client_ids != ctx.client_ids:
-            raise RecoveryError(
-                f"Round {t} of the history lacks updates of clients "
-                f"{sorted(set(ctx.client_ids) - set(record.client_ids))}."
-            )
+        if not record.client_ids:
+            return ctx.exact(ctx.client_ids, "fallback")
         if self.estimate == "lbfgs":
             estimates, largest, usable = self._buffer(global_weights).estimate(
-                record.updates, global_weights - record.global_weights, self._rows(ctx.client_ids)
+                record.updates,
+                global_weights - record.global_weights,
+                self._rows(record.client_ids),
             )
         else:
             estimates, largest = record.updates, largest_magnitudes(record.updates)
-            usable = torch.ones(len(ctx.client_ids), dtype=torch.bool)
+            usable = torch.ones(len(record.client_ids), dtype=torch.bool)
         largest = largest.cpu()
         usable &= torch.isfinite(largest)
+        if record.client_ids != ctx.client_ids:  # the others count as unusable
+            at = torch.tensor([ctx.client_ids.index(c) for c in record.client_ids])
+            m = len(ctx.client_ids)
+            estimates = estimates.new_zeros(m, estimates.shape[1]).index_copy_(
+                0, at.to(estimates.device), estimates
+            )
+            largest = largest.new_zeros(m).index_copy_(0, at, largest)
+            usable = usable.new_zeros(m).index_copy_(0, at, usable)
         abnormal = usable & (largest > self._threshold)
         return self._fix(record, estimates, abnormal, ~usable, global_weights, ctx)
+
+    def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
+        """Do one round; with a rule that is a weighted sum, without making the estimates."""
+        aggregate = self._estimated_sum(t, global_weights, ctx)
+        if aggregate is None:
+            return super().step(t, global_weights, ctx)
+        return ctx.apply(aggregate)
+
+    def _estimated_sum(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor | None:
+        """Return the aggregate of an estimated round, or `None` where its rows are needed."""
+        pairs = self._buffer(global_weights) if self.estimate == "lbfgs" else None
+        weights = ctx.coefficients(ctx.client_ids)
+        if (
+            weights is None
+            or not isinstance(pairs, PairedBuffer)
+            or self.exact_reason(t, ctx.max_rounds) is not None
+        ):
+            return None
+        record = ctx.history(t)
+        if record.client_ids != ctx.client_ids:
+            return None
+        v, rows = global_weights - record.global_weights, self._rows(ctx.client_ids)
+        found = pairs.weighted_sum(record.updates, v, rows, weights)
+        if found is None:
+            return None
+        total, largest, usable = found
+        usable &= torch.isfinite(largest)
+        keep = usable & ~(largest > self._threshold)
+        self._estimated += int(keep.sum())
+        if bool(keep.all()):
+            return total
+        sent = list(self._ask(record, usable & ~keep, ~usable, global_weights, ctx))
+        ids = [c for c, kept in zip(ctx.client_ids, keep.tolist(), strict=True) if kept]
+        total = torch.zeros_like(v)
+        weights = ctx.coefficients([*ids, *(c for s in sent for c in s.client_ids)])
+        if weights is None:  # nobody is left
+            return total
+        of_kept, *of_sent = weights.split([len(ids), *(len(s.client_ids) for s in sent)])
+        if ids:
+            weights = weights.new_zeros(len(keep)).masked_scatter_(keep, of_kept)
+            found = pairs.weighted_sum(record.updates, v, rows, weights, keep)
+            assert found is not None  # as before
+            total = found[0]
+        return sum((w @ s.updates for w, s in zip(of_sent, sent, strict=True)), start=total)
+
+    def _ask(
+        self,
+        record: RoundRecord,
+        abnormal: Tensor,
+        missing: Tensor,
+        global_weights: Tensor,
+        ctx: RecoveryContext,
+    ) -> Iterator[CohortUpdates]:
+        """Ask clients instead of estimating, and add their pairs."""
+        for reason, mask in (("abnormality", abnormal), ("fallback", missing)):
+            ids = [c for c, asked in zip(ctx.client_ids, mask.tolist(), strict=True) if asked]
+            if ids:
+                sent = ctx.exact(ids, reason)
+                if self.estimate == "lbfgs" and sent.client_ids:
+                    everyone = len(ids) == len(ctx.client_ids)
+                    self._push(sent, global_weights, record, everyone=everyone)
+                yield sent
 
     def _fix(
         self,
@@ -188,16 +294,8 @@ class FedRecover(ReplayRecoverer):
         if self.estimate == "history" and not bool(keep.all()):
             estimates = estimates.clone()  # they are the record's
         place = {c: i for i, c in enumerate(ctx.client_ids)}
-        for reason, mask in (("abnormality", abnormal), ("fallback", missing)):
-            ids = [c for c, asked in zip(ctx.client_ids, mask.tolist(), strict=True) if asked]
-            if not ids:
-                continue
-            sent = ctx.exact(ids, reason)
+        for sent in self._ask(record, abnormal, missing, global_weights, ctx):
             at = [place[c] for c in sent.client_ids]
-            if self.estimate == "lbfgs" and at:
-                same = sent.client_ids == record.client_ids
-                theirs = record if same else record.select(sent.client_ids)
-                self._push(sent, global_weights, theirs, everyone=len(ids) == len(place))
             estimates[at] = sent.updates
             keep[at] = True
         ids = [c for c, kept in zip(ctx.client_ids, keep.tolist(), strict=True) if kept]
@@ -225,12 +323,17 @@ class FedRecover(ReplayRecoverer):
     def _push(
         self, sent: CohortUpdates, global_weights: Tensor, record: RoundRecord, *, everyone: bool
     ) -> None:
-        """Add the pairs of those who were asked; `record` has their updates, in the same order."""
+        """Add the pairs of those who were asked and whose historical update was kept."""
+        kept = set(record.client_ids)
+        rows = [k for k, c in enumerate(sent.client_ids) if c in kept]
+        if not rows:
+            return
+        ids = tuple(sent.client_ids[k] for k in rows)
         self._buffer(global_weights).push(
-            self._rows(sent.client_ids),
+            self._rows(ids),
             global_weights - record.global_weights,
-            sent.updates,
-            record.updates,
+            sent.updates if ids == sent.client_ids else sent.updates[rows],
+            record.select(ids).updates,
             record.round,
             everyone,
         )

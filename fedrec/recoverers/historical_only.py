@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
-from fedrec.recoverers.base import ReplayRecoverer
-from fedrec.types import RecoveryContext
+from fedrec.exceptions import ConfigurationError
+from fedrec.recoverers.base import ReplayRecoverer, count_updates
+from fedrec.types import CohortUpdates, RecoveryContext
+
+if TYPE_CHECKING:
+    from fedrec.history.base import HistoryStore
 
 __all__ = ["HistoricalOnly"]
+
+_log = logging.getLogger(__name__)
 
 
 class HistoricalOnly(ReplayRecoverer):
     """Aggregates the remaining clients' historical updates and asks nobody: ACP is 100.
+
+    Where the history keeps some updates only (`keep`), those are aggregated, and a round without
+    any makes no step.
+
+    Raises:
+        ConfigurationError: If the history keeps no update of the remaining clients.
 
     References:
         - Cao et al., FedRecover, IEEE S&P 2023, section V-A ("historical-information-only").
@@ -21,6 +36,26 @@ class HistoricalOnly(ReplayRecoverer):
         HistoricalOnly()
     """
 
-    def round_updates(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
+    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+        """Count what history offers."""
+        if not history.manifest.keep:
+            return
+        kept, sent = count_updates(history, remaining, range(max_rounds))
+        if kept == 0:
+            raise ConfigurationError(
+                "HistoricalOnly needs updates of the remaining clients, but the history keeps none "
+                f"of them (keep={dict(history.manifest.keep)}). HINT: TrainFromScratch needs none."
+            )
+        if kept < sent:
+            _log.warning(
+                "HistoricalOnly does without %d of %d updates, which the history did not keep.",
+                sent - kept,
+                sent,
+            )
+
+    def round_updates(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> CohortUpdates:
         """Read the round's updates from history."""
-        return ctx.history(t).updates
+        record = ctx.history(t)
+        return CohortUpdates(
+            client_ids=record.client_ids, updates=record.updates, num_samples=record.num_samples
+        )

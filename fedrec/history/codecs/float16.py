@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrec.history.codecs.base import Codec, Encoded
+from fedrec.history.codecs.compiled import compiled
 from fedrec.history.codecs.scales import SCALE, clip, largest, pieces, read_scale
 
 __all__ = ["Float16Codec"]
@@ -46,16 +47,21 @@ class Float16Codec(Codec):
         SCALE.pack_into(payload, 0, 2.0**exponent)
         halves = np.frombuffer(payload, "<u2", offset=SCALE.size)
         far = max(exponent - 14, 0)  # what is not in the first factor, to keep that a float32
+        first, second = np.float32(2.0 ** (far - exponent - _REBIAS)), np.float32(2.0**-far)
+        max_error = 2.0 ** (exponent + 3)
+        if (kernels := compiled()) is not None:
+            kernels.float16_encode(vector, first, second, halves.view(np.int16))
+            return Encoded(memoryview(payload), max_error)
         for piece in pieces(vector.size):
-            values = vector[piece] * np.float32(2.0 ** (far - exponent - _REBIAS))
+            values = vector[piece] * first
             if far:
-                values *= np.float32(2.0**-far)
+                values *= second
             bits = values.view(np.uint32)
             bits += np.uint32(0x1000)  # to the nearest
             bits >>= np.uint32(13)
             np.copyto(halves[piece], bits, casting="unsafe")  # the sign is lost
             halves[piece] |= vector[piece].view(np.uint16)[1::2] & np.uint16(0x8000)
-        return Encoded(memoryview(payload), 2.0 ** (exponent + 3))
+        return Encoded(memoryview(payload), max_error)
 
     def decode(self, payload: memoryview, out: NDArray[np.float32]) -> None:
         """Write the vector that was encoded into `out`.
@@ -65,7 +71,10 @@ class Float16Codec(Codec):
         """
         scale = read_scale(payload, SCALE.size + 2 * out.size)
         halves = np.frombuffer(payload, "<i2", offset=SCALE.size)
-        for piece in pieces(out.size):
+        kernels = compiled()
+        if kernels is not None and halves.flags.aligned:
+            kernels.float16_decode(halves, np.float32(scale), out)
+        for piece in pieces(out.size) if kernels is None or not halves.flags.aligned else ():
             values = out[piece]
             bits = values.view(np.int32)
             bits[:] = halves[piece]  # the sign fills the upper half

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrec.history.codecs.base import Codec, Encoded
+from fedrec.history.codecs.compiled import compiled
 from fedrec.history.codecs.scales import clip, pieces
 
 __all__ = ["BLOCK", "Int8Codec", "num_blocks"]
@@ -41,7 +42,10 @@ class Int8Codec(Codec):
         payload[: rounded.nbytes] = rounded.view(np.uint8)
         codes = payload[rounded.nbytes :].view(np.int8)
         inverses = 1 / steps
-        for piece in pieces(vector.size):
+        kernels = compiled()
+        if kernels is not None:
+            kernels.int8_encode(vector, inverses, codes)
+        for piece in pieces(vector.size) if kernels is None else ():
             blocks, flat = _blocks(vector[piece])
             flat[:] = vector[piece]
             blocks *= inverses[piece.start // BLOCK :][: len(blocks), None]
@@ -65,17 +69,23 @@ class Int8Codec(Codec):
             raise ValueError("a step that is negative or not finite")
         codes = np.frombuffer(payload, np.int8, offset=num_bytes)
         whole = out.size // BLOCK * BLOCK
-        out[:] = codes
-        with np.errstate(over="ignore"):
-            out[:whole].reshape(-1, BLOCK)[:] *= steps[: whole // BLOCK, None]
-            out[whole:] *= steps[-1]
+        if (kernels := compiled()) is not None:
+            kernels.int8_decode(codes, steps, out)
+        else:
+            out[:] = codes
+            with np.errstate(over="ignore"):
+                out[:whole].reshape(-1, BLOCK)[:] *= steps[: whole // BLOCK, None]
+                out[whole:] *= steps[-1]
         if top >= 2.0**120:
             clip(out)
 
     def steps(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the step each block needs, shape $(b,)$."""
         top = np.empty(num_blocks(vector.size), np.float32)
-        for piece in pieces(vector.size):
+        kernels = compiled()
+        if kernels is not None:
+            kernels.int8_maxima(vector, top)
+        for piece in pieces(vector.size) if kernels is None else ():
             blocks, flat = _blocks(vector[piece])
             np.abs(vector[piece], out=flat)
             blocks.max(axis=1, out=top[piece.start // BLOCK :][: len(blocks)])

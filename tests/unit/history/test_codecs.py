@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedrec.exceptions import ConfigurationError
 from fedrec.history import Codec, Encoded, register_codec
-from fedrec.history.codecs import CODECS, rows
+from fedrec.history.codecs import CODECS, float16, int8, rows
 
 LOSSY = ["float16", "int8", "int8+zstd", "sign"]
 
@@ -30,6 +30,15 @@ def decode(name: str, payload: bytes, size: int) -> list[float]:
     out = np.full(size, np.nan, np.float32)
     CODECS[name].decode(memoryview(payload), out)
     return out.tolist()
+
+
+def any_numbers(generator: np.random.Generator) -> NDArray[np.float32]:
+    """Return a vector of random bits that are finite numbers, some of them made small."""
+    size = int(generator.integers(1, 300))
+    vector = generator.integers(2**32, size=size, dtype=np.uint32).view(np.float32)
+    vector[~np.isfinite(vector)] = 0
+    vector[generator.random(size) < generator.random()] *= np.float32(1e-20)
+    return vector
 
 
 def test_ids_and_names() -> None:
@@ -124,12 +133,9 @@ def test_any_finite_numbers(name: str) -> None:
     """Vectors of random bits: every exponent there is, in one vector."""
     codec, generator = CODECS[name], np.random.default_rng(0)
     for _ in range(200):
-        size = int(generator.integers(1, 300))
-        vector = generator.integers(2**32, size=size, dtype=np.uint32).view(np.float32)
-        vector[~np.isfinite(vector)] = 0
-        vector[generator.random(size) < generator.random()] *= np.float32(1e-20)
+        vector = any_numbers(generator)
         payload, max_error = codec.encode(vector)
-        found = np.array(decode(name, bytes(payload), size))
+        found = np.array(decode(name, bytes(payload), vector.size))
         assert np.abs(found - vector.astype(np.float64)).max() <= max_error
 
 
@@ -166,8 +172,59 @@ def test_bytes_do_not_depend_on_threads(processors: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(rows.os, "sched_getaffinity", lambda pid: range(processors))
     vectors = list(np.random.default_rng(0).standard_normal((11, 5000), dtype=np.float32))
     for codec in CODECS.values():
-        found = rows.map_rows(codec.encode, vectors, 2**30)
-        assert [bytes(e.payload) for e in found] == [encode(codec.name, v) for v in vectors]
+        expected = [encode(codec.name, v) for v in vectors]
+        for found in (
+            rows.map_rows(codec.encode, vectors, 2**30),
+            rows.stream_rows(codec.encode, vectors, 2**30),
+        ):
+            assert [bytes(e.payload) for e in found] == expected
+
+
+def test_a_stream_is_a_few_rows_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two threads, three results wait for the first one to be taken, and no more."""
+    monkeypatch.setattr(rows.os, "sched_getaffinity", lambda pid: range(2))
+    begun: list[int] = []
+    stream = rows.stream_rows(lambda k: begun.append(k) or -k, range(100), 2**30)
+    assert begun == []
+    assert [next(stream), next(stream)] == [0, -1]
+    assert max(begun) <= 4
+    stream.close()
+    assert len(begun) <= 5
+    with pytest.raises(ZeroDivisionError):
+        list(rows.stream_rows(lambda k: 1 // (4 - k), range(10), 2**30))
+
+
+@pytest.mark.parametrize("name", ["float16", "int8", "int8+zstd"])
+def test_compiled_loops_give_the_bits_of_numpy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops = pytest.importorskip("fedrec.history.codecs._numba_codecs")
+    generator = np.random.default_rng(0)
+    vectors = [any_numbers(generator) for _ in range(100)]
+    unit = 10.0 ** generator.integers(-40, 35, size=50)
+    vectors += [(u * generator.standard_normal(64 * 3 + 5)).astype(np.float32) for u in unit]
+    vectors += [np.zeros(65, np.float32), np.full(64, -0.0, np.float32)]
+    found = []
+    for kernels in (None, loops):
+        for module in (float16, int8):
+            monkeypatch.setattr(module, "compiled", lambda kernels=kernels: kernels)
+        encoded = [CODECS[name].encode(vector) for vector in vectors]
+        decoded = [np.empty_like(vector) for vector in vectors]
+        for one, out in zip(encoded, decoded, strict=True):
+            CODECS[name].decode(memoryview(one.payload), out)
+            shifted = memoryview(b"x" + bytes(one.payload))[1:]  # at an odd address
+            again = np.empty_like(out)
+            CODECS[name].decode(shifted, again)
+            assert again.tobytes() == out.tobytes()
+        both = zip(encoded, decoded, strict=True)
+        found.append([(bytes(e.payload), e.max_error, out.tobytes()) for e, out in both])
+    assert found[0] == found[1]
+
+
+def test_compiled_loops_are_not_loaded_for_a_history(run_script: Callable[..., str]) -> None:
+    run_script(
+        "import sys, numpy; from fedrec.history.codecs import CODECS\n"
+        "[codec.encode(numpy.ones(9, 'f4')) for codec in CODECS.values()]\n"
+        "assert not {'numba', 'torch'} & set(sys.modules)"
+    )
 
 
 def test_the_first_error_of_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

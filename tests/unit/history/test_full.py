@@ -125,6 +125,27 @@ print(t)
         assert int(run_script(code, path, transaction_bytes)) > 5
 
 
+def test_no_room_for_the_lock_file(
+    recorded: Callable[..., Path], run_script: Callable[..., str]
+) -> None:
+    code = """
+import resource, sys
+from fedrec.exceptions import HistoryFullError
+from fedrec.history.store import RoundStore
+limit = resource.RLIMIT_FSIZE
+resource.setrlimit(limit, (2**14, resource.RLIM_INFINITY))
+try:
+    RoundStore(sys.argv[1]).rounds()
+except HistoryFullError as error:
+    print(error)
+resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert RoundStore(sys.argv[1]).verify() == range(2)
+"""
+    path = recorded(num_rounds=2)
+    (path / "lock.mdb").unlink()
+    assert "for `lock.mdb`: File too large" in run_script(code, path)
+
+
 def test_little_address_space(
     tmp_path: Path, recorded: Callable[..., Path], run_script: Callable[..., str]
 ) -> None:

@@ -8,7 +8,8 @@ import torch
 from fedrec.aggregators import FedAvg
 from fedrec.history import MemoryHistory
 from fedrec.loop import FederatedLoop
-from fedrec.recoverers import FedRecover
+from fedrec.recoverers import FedRecover, lbfgs
+from fedrec.recoverers.lbfgs import PairedBuffer
 from fedrec.testing.problems import quadratic_federation
 from fedrec.types import CohortUpdates, RoundRecord
 
@@ -62,7 +63,7 @@ def recoverer(**kwargs) -> FedRecover:
         tolerance_rate=None,
         **kwargs,
     )
-    made.start(SimpleNamespace(), IDS, 100)
+    made.start(SimpleNamespace(manifest=SimpleNamespace(keep={})), IDS, 100)
     return made
 
 
@@ -158,3 +159,50 @@ def test_the_threshold_is_found_without_reading_rounds_that_cannot_raise_it(
     assert all(largest[t] <= threshold for t in order[len(history.read) :])
     if tolerance_rate == 0:  # the largest of all decides, and one more shows that it does
         assert len(history.read) == 2
+
+
+class Mean(FedAvg):
+    """The same mean, of a rule whose rows are needed."""
+
+    def aggregate(self, updates, client_weights=None, ctx=None):
+        return super().aggregate(updates, client_weights, ctx)
+
+
+@pytest.mark.parametrize("abnormal", ["nobody", "some", "everyone"])
+def test_a_weighted_sum_is_estimated_without_its_rows(
+    abnormal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same weights and costs as with rows, whoever has to be asked."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(lbfgs, "choose_kernel", lambda *shape: "numba")
+    summed = []
+    original = PairedBuffer.weighted_sum
+    monkeypatch.setattr(PairedBuffer, "weighted_sum", lambda *a: summed.append(1) or original(*a))
+    history = MemoryHistory()
+    loop = FederatedLoop(enable_progress_bar=False, logger=False, seed=3)
+    federation = quadratic_federation(num_clients=6, size=50)
+    loop.record(federation, FedAvg(), history, max_rounds=40, server_lr=0.05)
+    largest = history.read_round(20).updates.abs().amax(dim=1)
+    thresholds = {"nobody": None, "some": float(largest.median()), "everyone": 1e-6}
+    method = FedRecover(
+        warmup_rounds=4,
+        correction_period=10,
+        final_rounds=1,
+        abnormality_threshold=thresholds[abnormal],
+        tolerance_rate=None,
+    )
+    found = {}
+    for rule in (FedAvg(), Mean()):
+        result = loop.recover(federation, history, method, ["q0"], aggregator=rule)
+        found[type(rule)] = result, len(summed)
+        summed.clear()
+    (without, sums), (with_rows, none) = found.values()
+    # 40 rounds without 4 warm-up, 3 corrections, 1 final; twice where some, not all, were asked.
+    assert sums > 32 if abnormal == "some" else sums == 32
+    assert none == 0
+    torch.testing.assert_close(
+        without.global_weights, with_rows.global_weights, rtol=1e-4, atol=1e-5
+    )
+    assert without.ledger.entries == with_rows.ledger.entries
+    assert without.diagnostics == with_rows.diagnostics
+    assert (without.diagnostics["estimated_updates"] < 5 * 32) == (abnormal != "nobody")

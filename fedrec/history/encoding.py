@@ -1,0 +1,114 @@
+"""How a round becomes records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrec.history.codecs import Codec, Float32Codec
+from fedrec.history.recording import (
+    AGGREGATE,
+    BUFFERS,
+    FLOAT32,
+    GLOBAL_WEIGHTS,
+    Recording,
+    canonical,
+    digest,
+)
+from fedrec.history.rounds import RoundArrays, largest_magnitudes
+
+__all__ = ["Stored", "Value", "encode", "round_entry", "split", "values_of"]
+
+
+class Stored(NamedTuple):
+    """A vector as it goes to disk."""
+
+    data: bytes
+    checksum: str
+    max_error: float
+    bound: float
+
+
+class Value(NamedTuple):
+    """One vector of a round, and where it goes."""
+
+    database: str
+    client_index: int
+    vector: NDArray[np.float32]
+    codec: Codec
+
+
+def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
+    """List a round's vectors in the order of their keys."""
+    stored = recording.sampled if recording.retention.stores(record.round) else frozenset()
+    sent = [c for c in record.client_ids if c not in record.dropped]
+    values = [
+        Value("updates", recording.indices[c], update, recording.codec)
+        for c, update in zip(sent, record.updates, strict=True)
+        if c in stored
+    ]
+    values.sort(key=lambda value: value.client_index)
+    exact = Float32Codec()
+    values.append(Value("models", GLOBAL_WEIGHTS, record.global_weights, exact))
+    values.append(Value("models", AGGREGATE, record.aggregate, exact))
+    if record.buffers is not None and record.buffers.size:
+        values.append(Value("models", BUFFERS, record.buffers, exact))
+    return values
+
+
+def encode(recording: Recording, t: int, value: Value) -> Stored:
+    """Return the record of a vector of round `t`."""
+    codec, size = value.codec, value.vector.size
+    payload, max_error = codec.encode(np.ascontiguousarray(value.vector))
+    bound = float(largest_magnitudes(value.vector[None])[0])
+    if max_error:
+        bound = math.nextafter(bound + max_error, math.inf)
+    data, checksum = recording.pack(
+        t, value.client_index, payload, codec=codec.id, dtype=FLOAT32, size=size
+    )
+    return Stored(data, f"{checksum:016x}", max_error, bound)
+
+
+def split(values: list[Value], num_bytes: int) -> Iterator[list[Value]]:
+    """Split values into groups of at most so many bytes, and of one value at least."""
+    group: list[Value] = []
+    room = num_bytes
+    for value in values:
+        if group and value.vector.nbytes > room:
+            yield group
+            group, room = [], num_bytes
+        group.append(value)
+        room -= value.vector.nbytes
+    yield group
+
+
+def round_entry(
+    record: RoundArrays, recording: Recording, previous: str, stored: dict[int, Stored]
+) -> dict[str, Any]:
+    """Return the round record."""
+    index = recording.indices
+    updates = [stored.get(index[c]) for c in record.client_ids]  # `None`: not to be kept
+    buffers = stored.get(BUFFERS)
+    return {
+        "round": record.round,
+        "previous": previous,
+        "execution": digest(canonical(recording.manifest.execution)),
+        "cohort": [index[c] for c in record.cohort or record.client_ids],
+        "present": [index[c] for c in record.client_ids],
+        "num_samples": record.num_samples.tolist(),
+        "refused": [[index[c], reason] for c, reason in record.refused.items()],
+        "updates": [None if u is None else u.checksum for u in updates],
+        "bounds": [None if u is None else u.bound for u in updates],
+        "max_error": (
+            None
+            if recording.codec.lossless
+            else [None if u is None else u.max_error for u in updates]
+        ),
+        "global_weights": stored[GLOBAL_WEIGHTS].checksum,
+        "aggregate": stored[AGGREGATE].checksum,
+        "buffers": None if buffers is None else buffers.checksum,
+    }

@@ -1,0 +1,116 @@
+"""Round records, which may come from anywhere: a right checksum does not make them make sense."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from fedrec.history.recording import BUFFERS, GLOBAL_WEIGHTS, ROUND, Recording
+
+__all__ = ["read_entry"]
+
+_CHECKSUM = re.compile("[0-9a-f]{16}")
+
+
+def read_entry(
+    payload: bytes | memoryview, recording: Recording, t: int, file_bytes: int
+) -> dict[str, Any]:
+    """Read the round record of round `t`.
+
+    Args:
+        payload: Its JSON.
+        recording: The recording it belongs to.
+        t: Its round.
+        file_bytes: Size of the history's file, which every round must fit in.
+
+    Raises:
+        HistoryCorruptedError: If it does not make sense.
+    """
+    try:
+        entry = json.loads(bytes(payload))
+        wrong = [name for name, fits in _FITS.items() if not fits(entry[name], recording)]
+        lengths = {len(entry[name] or ()) for name in ("present", "updates", "bounds")}
+        lengths |= {len(entry["num_samples"])}
+        if entry["max_error"] is not None:
+            lengths |= {len(entry["max_error"])}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise recording.corrupted(t, ROUND, f"they cannot be read: {error}") from error
+    if entry["round"] != t:
+        wrong.append("round")
+    if (entry["buffers"] is None) != (recording.manifest.num_buffers == 0):
+        wrong.append("buffers")
+    if wrong or len(lengths) > 1:
+        reason = f"they make no sense: {wrong or 'lists of different lengths'}"
+        raise recording.corrupted(t, ROUND, reason)
+    # Global weights and buffers are stored as they are: more of them than bytes cannot be.
+    for size, index in (
+        (recording.manifest.num_parameters, GLOBAL_WEIGHTS),
+        (recording.manifest.num_buffers, BUFFERS),
+    ):
+        if 4 * size > file_bytes:
+            raise recording.corrupted(t, index, f"the file cannot hold {size} numbers")
+    result: dict[str, Any] = entry
+    return result
+
+
+Fits = Callable[[Any, Recording], bool]
+
+
+def _is_text(value: Any, _: Recording) -> bool:
+    return isinstance(value, str)
+
+
+def _is_checksum(value: Any, _: Recording) -> bool:
+    return isinstance(value, str) and _CHECKSUM.fullmatch(value) is not None
+
+
+def _is_size(value: Any, _: Recording) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_client(value: Any, recording: Recording) -> bool:
+    return type(value) is int and 0 <= value < len(recording.client_ids)
+
+
+def _is_magnitude(value: Any, _: Recording) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0
+
+
+def _is_refusal(value: Any, recording: Recording) -> bool:
+    index, reason = value
+    return _is_client(index, recording) and isinstance(reason, str)
+
+
+def _may_be(fits: Fits) -> Fits:
+    return lambda value, recording: value is None or fits(value, recording)
+
+
+def _all(fits: Fits) -> Fits:
+    return lambda value, recording: (
+        isinstance(value, list) and all(fits(one, recording) for one in value)
+    )
+
+
+def _are_clients(value: Any, recording: Recording) -> bool:
+    return _all(_is_client)(value, recording) and len(set(value)) == len(value)
+
+
+#: What each entry must look like.
+_FITS: dict[str, Fits] = {
+    "round": _is_size,
+    "previous": _is_text,
+    "execution": _is_text,
+    "cohort": _are_clients,
+    "present": _are_clients,
+    "num_samples": _all(_is_size),
+    "refused": _all(_is_refusal),
+    "updates": _all(_may_be(_is_checksum)),
+    "bounds": _all(_may_be(_is_magnitude)),
+    "max_error": _may_be(_all(_may_be(_is_magnitude))),
+    "global_weights": _is_checksum,
+    "aggregate": _is_checksum,
+    "buffers": _may_be(_is_checksum),
+}
