@@ -38,8 +38,9 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy --strict fedrec
 
+# Two processes: most tests use one core, and each process imports torch once.
 tests: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict

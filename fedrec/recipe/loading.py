@@ -36,6 +36,7 @@ def is_usable(value: Any) -> bool:
     return value is not UNUSABLE
 
 
+_NAME = re.compile(r"[\w.-]{1,100}")
 _PLAIN = re.compile(r"\$\{([A-Za-z_][\w.-]*)\}")
 
 # A few lines of YAML can stand for gigabytes (values that repeat values that repeat values).
@@ -139,11 +140,18 @@ def _parse(text: str, source: str, errors: list[str]) -> dict[str, Any] | None:
     try:
         config = OmegaConf.create(text)
         plain = OmegaConf.to_container(config, resolve=False) if config is not None else None
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
         errors.append(f"{source}{_where(error)}: Expected YAML, but {_reason(error)}.")
+        return None
+    except RecursionError:
+        errors.append(f"{source}: Expected YAML, but its values lie too deep in each other.")
         return None
     if not isinstance(plain, dict):
         errors.append(f"{source}: Expected keys with values, but got a list.")
+        return None
+    if not all(_NAME.fullmatch(str(key)) for key in plain):
+        # Of a file that is no recipe nothing is shown: it may be any file there is.
+        errors.append(f"{source}: Expected keys with values, but got other text.")
         return None
     return {str(key): value for key, value in plain.items()}
 

@@ -155,16 +155,24 @@ class _Session:
             _log.info("Recording %d rounds of %s.", total, self.federation)
         else:
             _log.info("Recording: going on at round %d of %d.", len(self.history.rounds()), total)
-        result = self.loop.record(
-            self.federation,
-            parts.aggregator,
-            self.history,
-            attack=parts.attack,
-            detector=parts.detector if self.stops else None,
-            resume=True,
-            recipe=self.recipe.config,
-            **parts.record,
-        )
+        try:
+            result = self.loop.record(
+                self.federation,
+                parts.aggregator,
+                self.history,
+                attack=parts.attack,
+                detector=parts.detector if self.stops else None,
+                resume=True,
+                recipe=self.recipe.config,
+                **parts.record,
+            )
+        except Exception:
+            # Without a round there is nothing to keep, and the corrected recipe is another one.
+            if self.history.is_empty or not self.history.rounds():
+                self.history.close()
+                shutil.rmtree(self.folder.path / "history", ignore_errors=True)
+                (self.folder.path / RECORD).unlink(missing_ok=True)
+            raise
         manifest = self.history.manifest
         self.folder.write(
             RECORD,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -209,6 +210,10 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         [HistoryStore],
         given={"path": _FOLDER},
     )
+    if store is not UNUSABLE:  # its mistakes show now; making a store touches no file
+        cls, init = store
+        path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
+        make.construct(cls, {**init, **path}, "history.init_args")
     loop = arguments("loop", FederatedLoop, {"default_root_dir": _FOLDER}, logger=_LOGGER)
     if loop is not UNUSABLE:
         make.construct(FederatedLoop, loop, "loop")

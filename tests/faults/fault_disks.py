@@ -1,0 +1,400 @@
+"""R5, R6, R15, P2: disks that fill up, fail or lose power; readers; memory.
+
+What needs file systems of its own is for root: mounts are made in a namespace of their own, which
+ends with the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fault_stores import (
+    D,
+    Facts,
+    arrays,
+    fork,
+    manifest,
+    record,
+    require_whole,
+    same,
+    verify_command,
+)
+
+from fedrec.exceptions import HistoryError, HistoryFullError
+from fedrec.history.rounds import RoundArrays
+from fedrec.history.store import RoundStore
+
+_NEW_NAMESPACE = 0x00020000  # CLONE_NEWNS
+_SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+_NO_LOG_FLUSH = 2
+ROUND_BYTES = 8 * 4 * D
+
+
+def can_mount() -> bool:
+    """Tell whether this process may mount file systems, and ext4 images in particular."""
+    return fork(lambda send: _own_mounts()).wait().code == 0 and bool(shutil.which("mkfs.ext4"))
+
+
+def _own_mounts() -> None:
+    """Leave the mounts of all others alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_NAMESPACE):
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True, capture_output=True)
+
+
+@contextmanager
+def mounted(folder: Path, *arguments: str) -> Iterator[None]:
+    """Mount something on a folder."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", *arguments, str(folder)], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        if subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode:
+            subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True)
+
+
+def _fill(path: Path, leave: int) -> None:
+    """Write a file until only so many bytes are free."""
+    free = shutil.disk_usage(path.parent).free - leave
+    with path.open("wb") as file:
+        for _ in range(max(0, free) // 4096):
+            try:
+                file.write(bytes(4096))
+                file.flush()
+            except OSError:
+                break
+
+
+def _full(path: Path, is_told: bool, leave: int, send: Callable[[object], None]) -> dict[str, int]:
+    """Record until the disk is full, and go on when there is room again."""
+    filler = path.parent / "filler"
+    store = record(path, 2, max_rounds=3)
+    _fill(filler, leave)
+    disk_usage = shutil.disk_usage
+    if not is_told:  # the disk fills up between the look at it and the write
+        shutil.disk_usage = lambda path: SimpleNamespace(total=2**40, used=0, free=2**40)
+    t = 2
+    try:
+        while True:
+            store.write_round(arrays(t))
+            t += 1
+    except HistoryFullError as error:
+        text = str(error)
+    shutil.disk_usage = disk_usage
+    assert str(path) in text, text
+    assert "no room for" in text, text
+    assert "bytes are free" in text, text
+    assert "all earlier rounds are intact" in text, text
+    assert store.verify() == range(t)
+    store.close()
+    assert store.verify() == range(t)
+    filler.unlink()
+    for more in range(t, t + 2):
+        store.write_round(arrays(more))
+    store.close()
+    assert require_whole(path) == t + 2
+    return {"rounds before": t, "rounds after": 2}
+
+
+def full_disk(kind: str, rng: random.Random, folder: Path) -> Facts:
+    """R6: the disk is full at some round; all that was stored is there, and it goes on."""
+    leave = rng.randrange(0, 8 * ROUND_BYTES)
+    is_told = rng.random() < 0.3
+
+    def run(send: Callable[[object], None]) -> dict[str, int]:
+        _own_mounts()
+        place = folder / "disk"
+        if kind == "tmpfs":
+            options = ["-t", "tmpfs", "-o", "size=4m", "none"]
+        else:
+            image = folder / "image"
+            with image.open("wb") as file:
+                file.truncate(8 * 2**20)
+            words = ["mkfs.ext4", "-q", "-O", "^has_journal", str(image)]
+            subprocess.run(words, check=True, capture_output=True)
+            options = ["-o", "loop", str(image)]
+        with mounted(place, *options):
+            return _full(place / "history", is_told, leave, send)
+
+    found: Facts = fork(run).result()
+    return {**found, "seen before writing" if is_told else "seen while writing": 1}
+
+
+def limited_file(rng: random.Random, folder: Path) -> Facts:
+    """R6 without root: a limit on the size of files, at any byte of a round."""
+    limit = 80_000 + rng.randrange(12 * ROUND_BYTES)
+
+    def run(send: Callable[[object], None]) -> int:
+        store = RoundStore(folder / "history")
+        store.transaction_bytes = rng.choice((10_000, 2**28))
+        store.begin(manifest())
+        # Raising it again later is not for everyone: hence only the soft limit.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        t = 0
+        try:
+            while True:
+                store.write_round(arrays(t))
+                t += 1
+        except HistoryFullError as error:
+            text = str(error)
+        assert "all earlier rounds are intact" in text, text
+        assert store.verify() == range(t)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        for more in range(t, t + 2):
+            store.write_round(arrays(more))
+        store.close()
+        return t
+
+    rounds = fork(run).result()
+    assert require_whole(folder / "history") == rounds + 2
+    return {"rounds before": rounds}
+
+
+def failing_disk(rng: random.Random, folder: Path) -> Facts:
+    """R6: the device below ext4 fails to write (EIO), since the disk of its image is full."""
+
+    def run(send: Callable[[object], None]) -> dict[str, int]:
+        _own_mounts()
+        below, place = folder / "below", folder / "disk"
+        with mounted(below, "-t", "tmpfs", "-o", "size=24m", "none"):
+            image = below / "image"
+            with image.open("wb") as file:
+                file.truncate(64 * 2**20)
+            words = ["mkfs.ext4", "-q", "-E", "lazy_itable_init=0", str(image)]
+            subprocess.run(words, check=True, capture_output=True)
+            acknowledged = 0
+            with mounted(place, "-o", "loop,errors=remount-ro", str(image)):
+                store = record(place / "history", 2)
+                acknowledged = 2
+                os.sync()
+                _fill(below / "filler", rng.randrange(10 * ROUND_BYTES))
+                try:
+                    while acknowledged < 500:
+                        store.write_round(arrays(acknowledged))
+                        acknowledged += 1
+                except HistoryError as error:
+                    text = str(error)
+                assert acknowledged < 500, "the device did not fail"
+                assert "all earlier rounds are intact" in text, text
+                store.close()
+                (below / "filler").unlink()
+            with mounted(place, "-o", "loop", str(image)):
+                rounds = require_whole(place / "history")
+                assert rounds in (acknowledged, acknowledged + 1), (rounds, acknowledged)
+                for t in range(rounds, rounds + 2):
+                    store.write_round(arrays(t))
+                store.close()
+                assert require_whole(place / "history") == rounds + 2
+        return {"rounds before": rounds}
+
+    found: Facts = fork(run).result()
+    return found
+
+
+def power_cut(rng: random.Random, folder: Path) -> Facts:
+    """R5: ext4 stops at a random instant without writing anything more; mount it again and look."""
+
+    def run(send: Callable[[object], None]) -> dict[str, int]:
+        _own_mounts()
+        image, place = folder / "image", folder / "disk"
+        with image.open("wb") as file:
+            file.truncate(64 * 2**20)
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+        path = place / "history"
+        with mounted(place, "-o", "loop", str(image)):
+            record(path, 1)
+            writer = fork(partial(_write_on, path))
+            _cut(place, path / "data.mdb", image, rng)
+            time.sleep(0.01)
+            writer.kill()
+            # Behind the last round it says what it died of, if it saw the file system stop.
+            acknowledged = 1 + sum(line.isdigit() for line in writer.wait().lines)
+        with mounted(place, "-o", "loop", str(image)):
+            rounds = require_whole(path)
+            # The last one may be acknowledged by a file system that stopped a moment before.
+            assert rounds in (acknowledged, acknowledged + 1), (rounds, acknowledged)
+            store = RoundStore(path)
+            store.write_round(arrays(rounds))
+            store.close()
+            assert require_whole(path) == rounds + 1
+        return {"rounds acked": acknowledged, "head ahead": rounds - acknowledged}
+
+    found: Facts = fork(run).result()
+    return found
+
+
+def _write_on(path: Path, send: Callable[[object], None]) -> None:
+    store = RoundStore(path)
+    for t in range(1, 10**6):
+        store.write_round(arrays(t))
+        send(t)
+
+
+def _cut(place: Path, data: Path, image: Path, rng: random.Random) -> None:
+    """Write back parts of the file at random, as a kernel does, and cut the power."""
+    sync_file_range = ctypes.CDLL(None).sync_file_range
+    end = time.monotonic() + rng.uniform(0.02, 0.4)
+    with data.open("rb") as file:
+        while time.monotonic() < end:
+            size = os.fstat(file.fileno()).st_size
+            start = rng.randrange(0, size, 4096)
+            sync_file_range(file.fileno(), ctypes.c_int64(start), ctypes.c_int64(16384), 2)
+            time.sleep(rng.uniform(0, 0.01))
+        root = os.open(place, os.O_RDONLY)
+        # Only a loop device, and the one of this image, is ever cut off.
+        device = Path(
+            f"/sys/dev/block/{os.major(os.fstat(root).st_dev)}:"
+            f"{os.minor(os.fstat(root).st_dev)}/loop/backing_file"
+        )
+        if device.read_text().strip() != str(image.resolve()):
+            raise OSError(errno.EINVAL, f"{place} is not {image}")
+        fcntl.ioctl(root, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+        os.close(root)
+
+
+# -- R15 ------------------------------------------------------------------------------------------
+
+
+def many_readers(num_readers: int, num_rounds: int, rng: random.Random, folder: Path) -> Facts:
+    """R15: processes read while one records."""
+    alone = _sizes(folder / "alone", num_rounds, [])
+    path = folder / "history"
+    record(path, 1)
+    readers = [fork(partial(_follow, path, num_rounds)) for _ in range(num_readers)]
+    shared = _sizes(path, num_rounds, readers)
+    seen = [reader.result() for reader in readers]
+    assert all(len(lengths) >= 2 and lengths == sorted(lengths) for lengths in seen)
+    assert require_whole(path) == num_rounds
+    # Pages of keys that a reader sees are not written over meanwhile; that is all there is more.
+    assert shared[0] <= 1.05 * alone[0] + 2**18, (shared, alone)
+    return {
+        "reads": sum(map(len, seen)),
+        "bytes alone": alone[0],
+        "bytes with readers": shared[0],
+        "slower, per cent": round(100 * (shared[1] / alone[1] - 1)),
+    }
+
+
+def _sizes(path: Path, num_rounds: int, readers: list[Any]) -> tuple[int, float]:
+    store = RoundStore(path)
+    if store.is_empty:
+        record(path, 1)
+    began = time.perf_counter()
+    for t in range(1, num_rounds):
+        store.write_round(arrays(t))
+    seconds = time.perf_counter() - began
+    size = store.num_bytes()
+    store.close()
+    return size, seconds
+
+
+def _follow(path: Path, num_rounds: int, send: Callable[[object], None]) -> list[int]:
+    store = RoundStore(path)
+    lengths = []
+    while not lengths or lengths[-1] < num_rounds:
+        lengths.append(len(store.rounds()))
+        for t in (0, lengths[-1] // 2, lengths[-1] - 1):
+            assert same(store.read_round(t), arrays(t)), t
+    return lengths
+
+
+# -- P2 -------------------------------------------------------------------------------------------
+
+
+def _resident() -> int:
+    """Return the memory of this process that is no file's, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def flat_memory(codec: str, first: int, last: int, rng: random.Random, folder: Path) -> Facts:
+    """P2: memory at a late round is that at an early one."""
+
+    def run(send: Callable[[object], None]) -> list[int]:
+        store = RoundStore(folder / "history")
+        store.begin(manifest(codec))
+        seen = []
+        for t in range(last):
+            store.write_round(arrays(t))
+            if t + 1 in (first, last):
+                seen.append(_resident())
+        return seen
+
+    early, late = fork(run, seconds=300).result()
+    assert late - early < 2 * 2**20, (early, late)
+    return {"early, KB": early // 1024, "late, KB": late // 1024}
+
+
+def large_round(megabytes: int, rng: random.Random, folder: Path) -> Facts:
+    """P2: a round above the size of a transaction takes bounded memory beside itself."""
+
+    def run(send: Callable[[object], None]) -> int:
+        d, m = 2 * 2**20, megabytes // 8
+        clients = {f"c{i:03d}": 1 for i in range(m)}
+        store = RoundStore(folder / "history")
+        store.begin(manifest(num_parameters=d, clients=clients, max_rounds=1))
+        updates = np.ones((m, d), np.float32)
+        one = RoundArrays(
+            round=0,
+            global_weights=updates[0],
+            client_ids=tuple(clients),
+            updates=updates,
+            num_samples=np.ones(m, np.int64),
+            aggregate=updates[0],
+        )
+        before = _resident()
+        peak = _Peak()
+        store.write_round(one)
+        extra = peak.stop() - before
+        assert len(store.rounds()) == 1
+        store.close()
+        return extra
+
+    extra = fork(run, seconds=300).result()
+    assert extra <= 2**30, extra
+    assert verify_command(folder / "history") == 0
+    return {"updates, MB": megabytes, "beside them, MB": extra // 2**20}
+
+
+class _Peak:
+    """Watches the memory of this process from a child of it."""
+
+    def __init__(self) -> None:
+        parent = os.getpid()
+        self._child = fork(partial(self._watch, parent))
+
+    @staticmethod
+    def _watch(parent: int, send: Callable[[object], None]) -> int:
+        stop = []
+        signal.signal(signal.SIGUSR1, lambda *_: stop.append(True))
+        send("ready")
+        most = 0
+        while not stop:
+            text = Path(f"/proc/{parent}/status").read_text()
+            line = next(one for one in text.splitlines() if one.startswith("RssAnon"))
+            most = max(most, int(line.split()[1]) * 1024)
+            time.sleep(0.002)
+        return most
+
+    def stop(self) -> int:
+        os.kill(self._child.pid, signal.SIGUSR1)
+        return int(self._child.result())
