@@ -6,7 +6,9 @@
 Everything is measured in turn in one process, so that drift hits all alike; figures are medians of
 wall-clock time. A ratio above 1 in `faster than torch.sort` or `faster than np.sort` is a gain;
 both sort along the clients. `times one read` divides by the time of `torch.sum` over the updates.
-NumPy and SciPy use one thread whatever is asked for.
+`faster than plain torch` divides the time of the same rule in a few lines of torch, see
+`plain_rules.py`, by that of a whole call of fedrec's, checks included. Rules are timed with the
+first number of threads only. NumPy and SciPy use one thread whatever is asked for.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from plain_rules import plain_rules
 from timing import interleave, median, table, write_csv
 from torch import Tensor
 
+import fedrec.aggregators as aggregators
 from fedrec.functional import (
     coordinate_median,
     pairwise_squared_distances,
@@ -41,7 +45,9 @@ HEADERS = (
     "faster than torch.sort",
     "faster than np.sort",
     "times one read",
+    "faster than plain torch",
 )
+FEDREC, PLAIN = "fedrec", "plain torch"
 READ, TORCH_SORT, NP_SORT = ("one read", "torch.sum"), ("sort", "torch.sort"), ("sort", "np.sort")
 
 
@@ -90,12 +96,31 @@ def functions_of(updates: Tensor, num_trim: int) -> dict[tuple[str, str], Callab
     return functions
 
 
+def calls_of(updates: Tensor, num_byzantine: int) -> dict[tuple[str, str], Callable[[], object]]:
+    """Return calls of rules, and of the same written plainly."""
+    f = num_byzantine
+    rules = [
+        aggregators.Krum(f),
+        aggregators.MultiKrum(f),
+        aggregators.Bulyan(f),
+        aggregators.MeanAroundMedian(f),
+        aggregators.GeometricMedian(),
+        aggregators.NormClipping(),
+        aggregators.DnC(f),
+        aggregators.CAF(f),
+    ]
+    calls = {(type(rule).__name__, FEDREC): partial(rule, updates) for rule in rules}
+    plain = plain_rules(updates, f)
+    return calls | {(name, PLAIN): function for name, function in plain.items()}
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--parameters", type=int, default=139_960)
     parser.add_argument("--trim", type=float, default=0.2, help="fraction trimmed at each end")
+    parser.add_argument("--byzantine", type=float, default=0.2, help="fraction rules are told")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--csv", type=Path)
@@ -103,6 +128,7 @@ def main() -> None:
     size = (arguments.clients, arguments.parameters)
     updates = torch.randn(size, generator=torch.Generator().manual_seed(0))
     functions = functions_of(updates, int(arguments.trim * arguments.clients))
+    calls = calls_of(updates, int(arguments.byzantine * arguments.clients))
 
     def on(threads: int, function: Callable[[], object]) -> object:
         torch.set_num_threads(threads)
@@ -110,12 +136,12 @@ def main() -> None:
 
     keys = {
         f"{threads} | {' | '.join(key)}": (threads, *key)
-        for threads in arguments.threads
-        for key in functions
+        for number, threads in enumerate(arguments.threads)
+        for key in [*functions, *(calls if number == 0 else ())]
     }
     seconds = interleave(
         {
-            name: partial(on, threads, functions[tuple(key)])
+            name: partial(on, threads, (functions | calls)[key[0], key[1]])
             for name, (threads, *key) in keys.items()
         },
         repeats=arguments.repeats,
@@ -130,12 +156,17 @@ def main() -> None:
             took[threads, *TORCH_SORT] / value,
             took[threads, *NP_SORT] / value,
             value / took[threads, *READ],
+            _ratio(took.get((threads, key[0], PLAIN)), value),
         )
         for (threads, *key), value in took.items()
     ]
     table(rows, HEADERS)
     if arguments.csv is not None:
         write_csv(arguments.csv, rows, HEADERS)
+
+
+def _ratio(plain: float | None, value: float) -> float | str:
+    return "" if plain is None else plain / value
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,16 +12,25 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
+from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
+from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
 from fedrec.functional.order_statistics import choose_kernel
-from fedrec.types import AttackContext, CohortUpdates, LocalWork, Phase, RoundContext
+from fedrec.types import (
+    AttackContext,
+    CohortUpdates,
+    LocalWork,
+    Phase,
+    RoundContext,
+    RoundRecord,
+)
 
 __all__ = ["Engine"]
 
@@ -61,12 +71,17 @@ class Engine:
     last_aggregate: Tensor | None = None
     buffers: Tensor | None = None
     clients: dict[str, Client] = field(init=False)
+    _server: Client | None = field(init=False, default=None)
     _crafted: tuple[int, CohortUpdates] | None = field(init=False, default=None)
     _new_buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.aggregator = _fresh(self.aggregator)
+        if self.attack is not None:
+            self.attack.reset(self.federation.malicious)
         self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
+        if self.aggregator.needs_server_update:
+            self._server = _server_client(self.federation, type(self.aggregator).__name__)
         layout, module = self.federation.layout, self.federation.module
         for client in self.clients.values():
             if isinstance(client, LightningClient):
@@ -82,7 +97,7 @@ class Engine:
     def _poisoned(self, client: Client) -> Client:
         if self.attack is None or client.client_id not in self.malicious:
             return client
-        if type(self.attack).poison_dataset is Attack.poison_dataset:
+        if not self.attack.poisons_data or isinstance(client, FakeClient):
             return client
         if not isinstance(client, LightningClient):
             raise ConfigurationError(
@@ -123,12 +138,14 @@ class Engine:
         """Get what these clients send: honest updates, attacked where malicious, then checked.
 
         A full-knowledge attacker sees the honest updates of the whole cohort, also where only some
-        clients are asked. Those are computed once per round, as part of the simulation.
+        clients are asked. Those are computed once per round, as part of the simulation. Attackers
+        that collude see each other's.
         """
         asked = list(client_ids)
         attacks = (
             self.attack is not None
-            and type(self.attack).craft is not Attack.craft
+            and self.attack.crafts_updates
+            and self.attack.is_active(ctx.round)
             and not self.malicious.isdisjoint(asked)
         )
         if attacks and self.attack is not None and self.attack.full_knowledge:
@@ -138,13 +155,16 @@ class Engine:
                 honest = self._check(self._compute(ctx, ctx.client_ids, work), asked)
                 sent = self._craft(ctx, honest)
                 self._crafted = (ctx.round, sent) if work is None else self._crafted
-            sent = _select(sent, asked)
         else:
-            sent = self._check(self._compute(ctx, asked, work), asked)
+            seen = asked
+            if attacks and self.attack is not None and self.attack.colludes:
+                others = self.malicious.difference(asked)
+                seen = asked + [c for c in ctx.client_ids if c in others]
+            sent = self._check(self._compute(ctx, seen, work), asked)
             if attacks:
                 sent = self._craft(ctx, sent)
         if attacks:
-            sent = self._check(sent, asked)
+            sent = self._check(_select(sent, asked), asked)
         if sent.buffers is not None and self.averages_buffers:
             self._new_buffers.append((sent.num_samples, sent.buffers))
         return sent
@@ -154,20 +174,35 @@ class Engine:
     ) -> CohortUpdates:
         if work is not None:
             ctx = dataclasses.replace(ctx, work=work)
-        clients = [self.clients[c] for c in client_ids]
-        return self.executor.compute(clients, ctx.global_weights, ctx)
+        clients = self.clients
+        if self.attack is not None and not self.attack.is_active(ctx.round):
+            clients = {c.client_id: c for c in self.federation.clients}
+        real = [clients[c] for c in client_ids if not isinstance(clients[c], FakeClient)]
+        fake = [clients[c] for c in client_ids if isinstance(clients[c], FakeClient)]
+        if not fake:
+            return self.executor.compute(real, ctx.global_weights, ctx)
+        # They would keep the executor from computing the others together.
+        sent = SequentialExecutor().compute(fake, ctx.global_weights, ctx)
+        if real:
+            sent = _joined(self.executor.compute(real, ctx.global_weights, ctx), sent)
+        return _select(sent, client_ids)
 
     def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
         if self.attack is None or not sent.client_ids:
             return sent
         fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(RoundContext)}
+        aggregator = self.aggregator
+        if aggregator.has_memory:  # of which an attacker that tries the rule out must not be part
+            aggregator = copy.deepcopy(aggregator)
         attack_ctx = AttackContext(
             **{**fields, "purpose": "attack", "client_ids": sent.client_ids},
-            aggregator=self.aggregator,
+            aggregator=aggregator,
             server_lr=self.server_lr,
             last_aggregate=self.last_aggregate,
             num_malicious=len(self.malicious),
             num_malicious_total=len(self.federation.malicious),
+            cohort_size=len(ctx.client_ids),
+            cohort_malicious=len(self.malicious.intersection(ctx.client_ids)),
         )
         mask = torch.tensor([c in self.malicious for c in sent.client_ids], device=self.device)
         if not bool(mask.any()):
@@ -179,6 +214,22 @@ class Engine:
                 f"{tuple(sent.updates.shape)}, but got {tuple(crafted.shape)}."
             )
         return dataclasses.replace(sent, updates=crafted)
+
+    @property
+    def attack_has_memory(self) -> bool:
+        """Whether what malicious clients send depends on earlier rounds."""
+        return self.attack is not None and self.attack.has_memory
+
+    def remember(self, record: RoundRecord) -> None:
+        """Show an attack with a memory a recorded round again."""
+        attack = self.attack
+        if attack is None or not self.attack_has_memory or not attack.is_active(record.round):
+            return
+        ctx = self.context(record.round, record.cohort, record.global_weights, lambda n, v: None)
+        sent = CohortUpdates(
+            client_ids=record.client_ids, updates=record.updates, num_samples=record.num_samples
+        )
+        self._craft(ctx, sent)
 
     def _check(self, sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
         """Refuse by name what is not finite, mis-shaped or not an update at all."""
@@ -219,9 +270,13 @@ class Engine:
         Returns:
             The next global weights and the aggregate, each of shape $(d,)$.
         """
-        aggregate_ctx = dataclasses.replace(ctx, purpose="aggregator", client_ids=tuple(client_ids))
+        aggregate_ctx = self._aggregation_context(ctx, client_ids, global_weights)
         weights = num_samples.to(updates) / num_samples.sum().to(updates)
         aggregate = self.aggregator(updates, weights, aggregate_ctx)
+        return self.apply_checked(ctx, global_weights, aggregate), aggregate
+
+    def apply_checked(self, ctx: RoundContext, global_weights: Tensor, aggregate: Tensor) -> Tensor:
+        """Return the next global weights, shape $(d,)$, unless they are not finite."""
         new = self.apply(global_weights, aggregate)
         if not torch.isfinite(new.sum()) and not bool(torch.isfinite(new).all()):
             raise AggregationError(
@@ -229,7 +284,34 @@ class Engine:
                 "this round was stored. HINT: training diverges; lower `server_lr`."
             )
         self.last_aggregate = aggregate
-        return new, aggregate
+        return new
+
+    def coefficients(self, num_samples: Tensor) -> Tensor | None:
+        """Return the rule's coefficients of the rows of these clients, if it has fixed ones."""
+        rule = type(self.aggregator)
+        methods = ("coefficients", "aggregate", "__call__")
+        where = [next(k for k, c in enumerate(rule.__mro__) if m in vars(c)) for m in methods]
+        if where[0] > min(where[1:]):
+            return None  # they are those of a class whose `aggregate` has been replaced
+        return self.aggregator.coefficients(num_samples.float() / num_samples.sum())
+
+    def _aggregation_context(
+        self, ctx: RoundContext, client_ids: Sequence[str], global_weights: Tensor
+    ) -> AggregationContext:
+        server_update = None
+        if self._server is not None:
+            asked = SequentialExecutor().compute([self._server], global_weights, ctx)
+            server_update = asked.updates[0]
+            if not bool(torch.isfinite(server_update).all()):
+                raise AggregationError(
+                    f"The server's own update of round {ctx.round} has NaN or infinity. Nothing of "
+                    "this round was stored. HINT: training diverges; lower the learning rate."
+                )
+        fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(RoundContext)}
+        own = {"purpose": "aggregator", "client_ids": tuple(client_ids)}
+        return AggregationContext(
+            **{**fields, **own, "global_weights": global_weights}, server_update=server_update
+        )
 
     def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return `global_weights - server_lr * aggregate`."""
@@ -249,10 +331,31 @@ class Engine:
         """Let the executor choose its path for these clients; describe it and the kernel."""
         ids = list(client_ids)
         ctx = self.context(0, ids, global_weights, lambda name, value: None)
+        clients = [self.clients[c] for c in ids]
+        real = [c for c in clients if not isinstance(c, FakeClient)]
         return {
-            **self.executor.plan([self.clients[c] for c in ids], global_weights, ctx),
+            **self.executor.plan(real or clients, global_weights, ctx),
             "kernel": choose_kernel(self.device, len(ids), global_weights.numel()),
         }
+
+
+def _server_client(federation: Federation, rule: str) -> Client:
+    """Return a client that trains on the server's data as the first of the clients does on its."""
+    data = federation.server_data
+    num_samples = 0 if data is None else len(data)  # type: ignore[arg-type]
+    if data is None or num_samples == 0:
+        raise ConfigurationError(
+            f"{rule} needs clean data at the server. HINT: pass `server_data=` to the federation."
+        )
+    for client in federation.clients:
+        if isinstance(client, LightningClient):
+            server = client.with_dataset(data)
+            server.client_id, server.num_samples = "server", num_samples
+            return server
+    raise ConfigurationError(
+        f"{rule} lets the server train as its clients do, but none of them is a LightningClient, "
+        "which fedrec could train with other data. HINT: make one of them a LightningClient."
+    )
 
 
 def _fresh(component: T) -> T:
@@ -262,6 +365,21 @@ def _fresh(component: T) -> T:
         for name, value in component.init_args().items()
     }
     return type(component)(**arguments)
+
+
+def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:
+    """Put what two groups of clients sent together, with the metrics of the first."""
+    buffers = None
+    if first.buffers is not None and second.buffers is not None:
+        buffers = torch.cat([first.buffers, second.buffers])
+    return dataclasses.replace(
+        first,
+        client_ids=first.client_ids + second.client_ids,
+        updates=torch.cat([first.updates, second.updates]),
+        num_samples=torch.cat([first.num_samples, second.num_samples]),
+        refused={**first.refused, **second.refused},
+        buffers=buffers,
+    )
 
 
 def _select(sent: CohortUpdates, client_ids: Sequence[str]) -> CohortUpdates:

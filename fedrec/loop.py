@@ -59,7 +59,8 @@ class FederatedLoop:
         seed: What every random draw of a recording is a function of.
         deterministic: Make torch refuse operations that are not deterministic.
         fast_dev_run: Do only 3 rounds (or this many) and write no file.
-        checkpoint_every: Seconds between checkpoints of a recovery.
+        checkpoint_every: Seconds between checkpoints of a recovery, and of what an aggregation rule
+            remembers while recording.
         num_threads: Threads that torch computes with on a CPU; `None` for one if the model has
             fewer than 20,000 parameters (starting several would take longer than the work), and
             torch's own choice otherwise.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +16,10 @@ from torch import Tensor
 
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
+from fedrec.checkpoint import load_state, on_device, save_state
 from fedrec.detectors.base import Detector
 from fedrec.engine import Engine
-from fedrec.exceptions import ConfigurationError, UpdateError
+from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, UpdateError
 from fedrec.federation import ClientSampler, Federation
 from fedrec.history.background import BackgroundWriter
 from fedrec.history.base import HistoryStore
@@ -117,7 +120,7 @@ class Recording:
         folder = loop.folder
         path = folder / "record" / "metrics.csv" if folder and loop.logger is not False else None
         log = MetricsLog(path, loop.loggers, "record/", first)
-        seconds = 0.0
+        seconds, saved = 0.0, time.monotonic()
         t = first
         self.writer = BackgroundWriter(self.history)
         _log.info("%s", self._described())
@@ -129,7 +132,11 @@ class Recording:
                         break
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    if stop.signal is not None:
+                    stopping = stop.signal is not None
+                    if stopping or time.monotonic() - saved >= loop.checkpoint_every:
+                        self._save_memory(t + 1)
+                        saved = time.monotonic()
+                    if stopping:
                         self.writer.wait()
                         stop.obey(f"after round {t} of the recording", "Every round is stored.")
                 began = time.perf_counter()
@@ -183,6 +190,12 @@ class Recording:
         manifest = self._manifest()
         if history.is_empty:
             history.begin(manifest)
+            watched = self.detector is not None and self.detector.needs_updates
+            if history.manifest.keep and (watched or self.engine.aggregator.has_memory):
+                _log.warning(
+                    "The detector or the aggregation rule has a memory, and the history will not "
+                    "keep all updates: this recording may not be resumable if it is interrupted."
+                )
             return initial, 0
         self._require_same(recorded, manifest)
         require_same_plan(recorded.execution, self.execution, "the recording")
@@ -191,14 +204,23 @@ class Recording:
     def _replay(self, initial: Tensor) -> tuple[Tensor, int]:
         """Bring detector and aggregator to where they were when the last round was stored."""
         rounds = self.history.rounds()
-        remembers = bool(self.engine.aggregator.state_dict())
         if not rounds:
             return initial, 0
-        for t in rounds if self.detector is not None or remembers else rounds[-1:]:
-            record = self.history.read_round(t).to(self.loop.device)
+        # The first round that the aggregator has to see again.
+        begin = len(rounds)
+        if self.engine.aggregator.has_memory:
+            begin = self._load_memory(len(rounds))
+        watched = self.detector is not None and self.detector.needs_updates
+        watched = watched or self.engine.attack_has_memory
+        self._require_updates(rounds if watched else rounds[begin:])
+        seen_by_all = self.detector is not None or self.engine.attack_has_memory
+        for t in rounds if seen_by_all else rounds[max(begin - 1, 0) :]:
+            needed = None if watched or t >= begin else ()
+            record = self.history.read_round(t, needed).to(self.loop.device)
+            self.engine.remember(record)
             if self.detector is not None:
                 self.detector.observe(record)
-            if remembers:
+            if t >= begin:
                 ctx = self.engine.context(t, record.client_ids, record.global_weights, _ignore)
                 self.engine.server_step(
                     ctx,
@@ -207,10 +229,52 @@ class Recording:
                     record.client_ids,
                     record.global_weights,
                 )
+            if record.buffers is not None:
+                self.engine.buffers = record.buffers
         self.engine.last_aggregate = record.aggregate
-        if record.buffers is not None:
-            self.engine.buffers = record.buffers
         return self.engine.apply(record.global_weights, record.aggregate), rounds[-1] + 1
+
+    def _require_updates(self, rounds: range) -> None:
+        """Refuse to go on if rounds have to be seen again that the history did not keep."""
+        history = self.history
+        keep = history.manifest.keep
+        for t in rounds if keep else ():
+            if len(history.kept(t)) < len(history.present(t)):
+                raise ConfigurationError(
+                    "Cannot resume, because the detector or the aggregation rule has a memory and "
+                    f"would have to see the updates of round {t} again, which the history did not "
+                    f"keep (keep={dict(keep)}). HINT: record again, and keep all updates."
+                )
+
+    @property
+    def _memory(self) -> Path | None:
+        """Where the aggregator's memory is kept, which saves replaying the rounds before."""
+        folder = self.loop.folder
+        return None if folder is None else folder / "record" / "aggregator.npz"
+
+    def _save_memory(self, next_round: int) -> None:
+        """Save what the aggregator remembers, once all the rounds it is of are stored."""
+        path, aggregator = self._memory, self.engine.aggregator
+        if path is not None and aggregator.has_memory:
+            self.writer.wait()
+            store_id = self.history.manifest.store_id
+            state = aggregator.state_dict()
+            save_state(path, {"store_id": store_id, "next": next_round, "aggregator": state})
+
+    def _load_memory(self, num_rounds: int) -> int:
+        """Take over what was saved; return the first round to replay."""
+        path = self._memory
+        if path is None or not path.exists():
+            return 0
+        try:
+            state = load_state(path)
+        except HistoryCorruptedError as error:
+            _log.warning("%s The whole history is replayed instead.", error)
+            return 0
+        if state["store_id"] != self.history.manifest.store_id or state["next"] > num_rounds:
+            return 0  # of another history
+        self.engine.aggregator.load_state_dict(on_device(state["aggregator"], self.loop.device))
+        return int(state["next"])
 
     def _manifest(self) -> Manifest:
         layout = self.federation.layout
@@ -261,6 +325,7 @@ class Recording:
         logged: dict[str, float] = {}
         ctx = engine.context(t, cohort, weights, logged.__setitem__)
         loop.call("on_round_start", ctx)
+        memory = engine.attack.state_dict() if engine.attack is not None else {}
         sent = engine.ask(ctx, cohort)
         if not sent.client_ids:
             raise UpdateError(
@@ -268,24 +333,36 @@ class Recording:
                 "diverges; lower `server_lr` or use a robust aggregation rule."
             )
         loop.call("on_updates", ctx, sent)
-        new, aggregate = engine.server_step(
-            ctx, sent.updates, sent.num_samples, sent.client_ids, weights
-        )
-        engine.end_round()
         record = RoundRecord(
             round=t,
             global_weights=weights,
             client_ids=sent.client_ids,
             updates=sent.updates,
             num_samples=sent.num_samples,
-            aggregate=aggregate,
+            aggregate=weights,  # until it is known
             cohort=tuple(cohort),
             refused=sent.refused,
-            buffers=engine.buffers if engine.averages_buffers else None,
         )
+        remembers = engine.aggregator.has_memory
+        # What has a memory sees the round as a resumed recording will.
+        decoded = remembers or self.detector is not None or bool(memory)
+        seen = self.history.as_stored(record) if decoded else record
+        if memory and engine.attack is not None:
+            engine.attack.load_state_dict(memory)
+            engine.remember(seen)
+        new, aggregate = engine.server_step(
+            ctx,
+            seen.updates if remembers else sent.updates,
+            sent.num_samples,
+            sent.client_ids,
+            weights,
+        )
+        engine.end_round()
+        buffers = engine.buffers if engine.averages_buffers else None
+        record = dataclasses.replace(record, aggregate=aggregate, buffers=buffers)
         if self.detector is not None:
-            # As a resumed recording will see it.
-            self.detector.observe(self.history.as_stored(record))
+            seen = dataclasses.replace(seen, aggregate=aggregate, buffers=buffers)
+            self.detector.observe(seen)
         spent = time.perf_counter() - began
         values = {**sent.metrics, **logged}
         if loop.evaluates(t, self.max_rounds):

@@ -164,7 +164,7 @@ class Recovery:
         unknown = sorted(set(self.exclude) - known)
         if unknown:
             raise ConfigurationError(
-                expected("exclude", "ids of recorded clients", unknown, known=list(known)[:20])
+                expected("exclude", "ids of recorded clients", unknown, known=sorted(known)[:20])
             )
         absent = sorted(known - set(self.exclude) - set(federation.client_ids))
         if absent:
@@ -176,6 +176,12 @@ class Recovery:
         if not self.remaining:
             raise ConfigurationError(
                 expected("exclude", "fewer than all clients", list(self.exclude))
+            )
+        forgotten = [c for c in self.history.forgotten if c in self.remaining]
+        if forgotten:
+            raise ConfigurationError(
+                f"Clients {forgotten} cannot take part: they were forgotten, and the history has "
+                "nothing of theirs. HINT: exclude them."
             )
         if self.recoverer.needs_server_data and federation.server_data is None:
             raise ConfigurationError(
@@ -280,10 +286,13 @@ class Recovery:
         def history(round: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
             if round == t and (client_ids is None or set(client_ids) <= set(cohort)):
                 record = self.reader.read(t)
-                return record if client_ids is None else record.select(client_ids)
+                if client_ids is None:
+                    return record
+                if set(client_ids) <= set(record.client_ids):
+                    return record.select(client_ids)
             if client_ids is None:
                 keep = set(self.remaining)
-                client_ids = [c for c in self.history.present(round) if c in keep]
+                client_ids = [c for c in self.history.kept(round) if c in keep]
             return self.history.read_round(round, client_ids).to(engine.device)
 
         def exact(
@@ -322,12 +331,22 @@ class Recovery:
             start = weights if global_weights is None else global_weights
             return engine.server_step(ctx, updates, num_samples, ids, start)[0]
 
+        def coefficients(client_ids: Sequence[str]) -> Tensor | None:
+            if not client_ids:
+                return None
+            return engine.coefficients(torch.tensor([sizes[c] for c in client_ids]))
+
+        def apply(aggregate: Tensor) -> Tensor:
+            return engine.apply_checked(ctx, weights, aggregate)
+
         fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(ctx)}
         return RecoveryContext(
             **{**fields, "purpose": "recoverer"},
             history=history,
             exact=exact,
             server_step=server_step,
+            coefficients=coefficients,
+            apply=apply,
             max_rounds=self.rounds,
             excluded=self.exclude,
             server_lr=engine.server_lr,
@@ -397,6 +416,8 @@ class Recovery:
         if not state["finished"]:
             self.recoverer.load_state_dict(on_device(state["recoverer"], device))
         engine.aggregator.load_state_dict(on_device(state["aggregator"], device))
+        if self.attack is not None:
+            self.attack.load_state_dict(on_device(state["attack"], device))
         engine.last_aggregate = on_device(state["last_aggregate"], device)
         engine.buffers = on_device(state["buffers"], device)
         self.ledger.load_state_dict(state["ledger"])
@@ -424,6 +445,7 @@ class Recovery:
                 "recoverer": {} if finished else self.recoverer.state_dict(),
                 "diagnostics": self.recoverer.diagnostics(),
                 "aggregator": engine.aggregator.state_dict(),
+                "attack": {} if self.attack is None else self.attack.state_dict(),
                 "last_aggregate": engine.last_aggregate,
                 "buffers": engine.buffers,
                 "ledger": self.ledger.state_dict(),

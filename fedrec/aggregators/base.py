@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,22 @@ from torch import Tensor
 
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ShapeError
+from fedrec.random import torch_generator
 from fedrec.types import RoundContext
 
-__all__ = ["Aggregator"]
+__all__ = ["AggregationContext", "Aggregator"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AggregationContext(RoundContext):
+    """What the server knows, when it aggregates, on top of a `RoundContext`.
+
+    Args:
+        server_update: What the server's own training on its clean data gave in this round, shape
+            $(d,)$, for a rule that asks for it with `needs_server_update`; else `None`.
+    """
+
+    server_update: Tensor | None = None
 
 
 class Aggregator(Component, ABC):
@@ -39,6 +53,17 @@ class Aggregator(Component, ABC):
         >>> Largest()(torch.tensor([[1.0, 5.0], [3.0, 2.0]]))
         tensor([3., 5.])
     """
+
+    #: Whether the server has to train on its own data in every round (`AggregationContext`).
+    needs_server_update: bool = False
+
+    #: Whether rows have to be those of clients, whom the rule knows again by their ids.
+    needs_client_ids: bool = False
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether what the rule returns depends on earlier rounds."""
+        return bool(self.state_dict())
 
     @abstractmethod
     def aggregate(
@@ -74,8 +99,35 @@ class Aggregator(Component, ABC):
         """
         return None
 
+    def coefficients(self, client_weights: Tensor) -> Tensor | None:
+        """Return what `aggregate` multiplies each row with, where the rows do not matter for it.
+
+        A recovery then need not make the rows it estimates. `None`, the default, for every other
+        rule. A subclass that changes `aggregate` and not this method counts as such.
+
+        Args:
+            client_weights: Shape $(m,)$, non-negative, with a positive sum.
+
+        Returns:
+            Shape $(m,)$, or `None`.
+        """
+        return None
+
+    def generator(self, ctx: RoundContext | None) -> torch.Generator:
+        """Return this rule's own random numbers of a round: the same each time it is asked.
+
+        Args:
+            ctx: The round; without one, it is round 0 of seed 0.
+        """
+        seed, t = (ctx.seed, ctx.round) if ctx is not None else (0, 0)
+        return torch_generator(seed, type(self).__name__, t)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what the rule remembers between rounds; empty for a rule without memory."""
+        """Return what the rule remembers between rounds; empty for a rule without memory.
+
+        A rule that remembers has the same keys before its first round. Values are tensors, numbers,
+        strings, `None`, and lists and dicts of them.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

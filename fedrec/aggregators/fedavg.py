@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedrec.aggregators.base import Aggregator
@@ -47,6 +48,12 @@ class FedAvg(Aggregator):
         if not isinstance(weighted, bool):
             raise ConfigurationError(expected("weighted", "true or false", weighted))
         self.weighted = weighted
+
+    def coefficients(self, client_weights: Tensor) -> Tensor:
+        """Every client's share."""
+        if not self.weighted:
+            client_weights = torch.ones_like(client_weights)
+        return client_weights / client_weights.sum()
 
     def aggregate(
         self,

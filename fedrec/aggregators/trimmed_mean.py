@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
-
 from torch import Tensor
 
-from fedrec._checks import check_float, check_int
 from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.byzantine import check_count, count_of
 from fedrec.functional.order_statistics import check_trim, trimmed_mean
 from fedrec.types import RoundContext
 
@@ -47,17 +44,12 @@ class TrimmedMean(Aggregator):
     """
 
     def __init__(self, trim: int | float) -> None:
-        if isinstance(trim, float):
-            check_float("trim", trim, minimum=0.0, maximum=0.5, open_maximum=True)
-        else:
-            check_int("trim", trim, minimum=0, hint="give a fraction as a float below 0.5.")
+        check_count("trim", trim)
         self.trim = trim
 
     def num_trim(self, num_clients: int) -> int:
         """Return how many entries are removed at each end for this many clients."""
-        if isinstance(self.trim, int):
-            return self.trim
-        return math.floor(Fraction(str(self.trim)) * num_clients)
+        return count_of(self.trim, num_clients)
 
     def check_cohort(self, num_clients: int) -> None:
         """Raise `AggregationError` if nothing would be left."""

@@ -1,29 +1,97 @@
 """Pure tensor functions behind the components."""
 
-from fedrec.functional.backdoor import every_kth_feature, pixel_pattern
-from fedrec.functional.distances import pairwise_squared_distances
+from fedrec.functional.alie import alie, alie_quantile
+from fedrec.functional.backdoor import (
+    blended,
+    every_kth_feature,
+    part_of_trigger,
+    pixel_pattern,
+    square_pattern,
+)
+from fedrec.functional.clipping import adaptive_clipping, centered_clipping, norm_clipping
+from fedrec.functional.clustering import largest_mode, majority_cluster
+from fedrec.functional.consistency import row_cosines, sign_agreement
+from fedrec.functional.cosine import cosine_similarities
+from fedrec.functional.distances import gram_matrix, pairwise_squared_distances
 from fedrec.functional.fldetector import consistency_scores, gap_statistic
+from fedrec.functional.foolsgold import foolsgold_weights
+from fedrec.functional.geometric_median import geometric_median
+from fedrec.functional.krum import bulyan_selection, krum_scores
+from fedrec.functional.krum_attack import krum_attack, krum_attack_partial
 from fedrec.functional.lbfgs import lbfgs_hvp
+from fedrec.functional.mean_around_median import mean_around_median
 from fedrec.functional.means import weighted_mean
+from fedrec.functional.mimic import mimic_direction
+from fedrec.functional.min_max import min_max, min_sum, perturbation
+from fedrec.functional.mixing import bucket_means, nearest_neighbor_mixing
+from fedrec.functional.neurotoxin import outside_top
 from fedrec.functional.order_statistics import (
     choose_kernel,
     coordinate_median,
     trimmed_mean,
     use_kernel,
 )
-from fedrec.functional.trim import trim_attack
+from fedrec.functional.outliers import (
+    modified_z_scores,
+    principal_coordinates,
+    robust_distances,
+)
+from fedrec.functional.server_optimizers import adaptive_server_step
+from fedrec.functional.signs import sign_votes
+from fedrec.functional.spectral import covariance_bound_agnostic_filter, spectral_scores
+from fedrec.functional.trim import trim_attack, trim_attack_partial
+from fedrec.functional.trust import trust_scores
+from fedrec.functional.two_means import two_means
 
 __all__ = [
+    "adaptive_clipping",
+    "adaptive_server_step",
+    "alie",
+    "alie_quantile",
+    "blended",
+    "bucket_means",
+    "bulyan_selection",
+    "centered_clipping",
     "choose_kernel",
     "consistency_scores",
     "coordinate_median",
+    "cosine_similarities",
+    "covariance_bound_agnostic_filter",
     "every_kth_feature",
+    "foolsgold_weights",
     "gap_statistic",
+    "geometric_median",
+    "gram_matrix",
+    "krum_attack",
+    "krum_attack_partial",
+    "krum_scores",
+    "largest_mode",
     "lbfgs_hvp",
+    "majority_cluster",
+    "mean_around_median",
+    "mimic_direction",
+    "min_max",
+    "min_sum",
+    "modified_z_scores",
+    "nearest_neighbor_mixing",
+    "norm_clipping",
+    "outside_top",
     "pairwise_squared_distances",
+    "part_of_trigger",
+    "perturbation",
     "pixel_pattern",
+    "principal_coordinates",
+    "robust_distances",
+    "row_cosines",
+    "sign_agreement",
+    "sign_votes",
+    "spectral_scores",
+    "square_pattern",
     "trim_attack",
+    "trim_attack_partial",
     "trimmed_mean",
+    "trust_scores",
+    "two_means",
     "use_kernel",
     "weighted_mean",
 ]

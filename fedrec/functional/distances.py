@@ -1,14 +1,69 @@
-"""Distances between client updates."""
+"""Inner products, norms and distances of client updates."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["pairwise_squared_distances"]
+from fedrec.functional._columns import wide_blocks, wide_dtype
 
-# Columns widened to float64 at a time: 100 rows of them take 3 MB.
-_COLUMNS = 4096
+__all__ = ["gram_matrix", "pairwise_squared_distances", "squared_norms"]
+
+
+def gram_matrix(updates: Tensor, center: Tensor | None = None) -> Tensor:
+    r"""Compute the inner products of every two clients' updates.
+
+    $$(g_i - c)^\top (g_j - c)$$
+
+    A block of columns at a time is widened to float64. Far from the origin, a center near most
+    updates saves the digits that their differences would otherwise lose.
+
+    Args:
+        updates: Finite values, shape $(m, d)$.
+        center: $c$, shape $(d,)$; `None` for the origin.
+
+    Returns:
+        Shape $(m, m)$, symmetric, float64 (float32 on a device without), on the device of
+        `updates`.
+
+    Examples:
+        >>> gram_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([[ 5., 11.],
+                [11., 25.]], dtype=torch.float64)
+    """
+    m = len(updates)
+    gram = torch.zeros(m, m, dtype=wide_dtype(updates.device), device=updates.device)
+    for block in wide_blocks(updates.detach(), center):
+        if block.device.type == "cpu":
+            values = block.numpy()
+            gram += torch.from_numpy(values @ values.T)  # NumPy computes one half, twice as fast
+        else:
+            gram.addmm_(block, block.mT)
+    # A matrix product need not be symmetric to the last bit.
+    return (gram + gram.mT) / 2
+
+
+def squared_norms(updates: Tensor, center: Tensor | None = None) -> Tensor:
+    r"""Compute the squared Euclidean norm of every client's update.
+
+    $$\lVert g_i - c \rVert^2$$
+
+    Args:
+        updates: Finite values, shape $(m, d)$.
+        center: $c$, shape $(d,)$; `None` for the origin.
+
+    Returns:
+        Shape $(m,)$, float64 (float32 on a device without), on the device of `updates`: no finite
+        float32 value overflows.
+
+    Examples:
+        >>> squared_norms(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+        tensor([25.,  1.], dtype=torch.float64)
+    """
+    total = torch.zeros(len(updates), dtype=wide_dtype(updates.device), device=updates.device)
+    for block in wide_blocks(updates, center):
+        total += torch.linalg.vecdot(block, block)
+    return total
 
 
 def pairwise_squared_distances(updates: Tensor) -> Tensor:
@@ -38,13 +93,7 @@ def pairwise_squared_distances(updates: Tensor) -> Tensor:
         tensor([[ 0., 25.],
                 [25.,  0.]], dtype=torch.float64)
     """
-    m = len(updates)
-    wide = torch.float32 if updates.device.type == "mps" else torch.float64  # MPS has no float64
-    gram = torch.zeros(m, m, dtype=wide, device=updates.device)
-    for columns in updates.split(_COLUMNS, dim=1):
-        block = columns.to(wide)
-        gram.addmm_(block, block.mT)
+    gram = gram_matrix(updates)
     norms = gram.diagonal()
-    # A matrix product need not be symmetric to the last bit.
-    distances = norms[:, None] + norms - (gram + gram.mT)
+    distances = norms[:, None] + norms - 2 * gram
     return distances.clamp_(min=0).fill_diagonal_(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["weighted_mean"]
+__all__ = ["mean_of_rows", "weighted_mean"]
 
 
 def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -29,3 +29,20 @@ def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
         weights = torch.ones(len(updates), dtype=torch.float64)
     weights = weights.cpu().double()
     return (weights / weights.sum()).to(updates) @ updates
+
+
+def mean_of_rows(updates: Tensor, rows: Tensor) -> Tensor:
+    """Average some of the client updates, without copying them.
+
+    Args:
+        updates: Finite values, shape $(m, d)$.
+        rows: Their row numbers, at least one, each once.
+
+    Returns:
+        Shape $(d,)$, dtype and device of `updates`.
+
+    Examples:
+        >>> mean_of_rows(torch.tensor([[1.0], [4.0], [3.0]]), torch.tensor([0, 2]))
+        tensor([2.])
+    """
+    return weighted_mean(updates, torch.zeros(len(updates)).index_fill_(0, rows.cpu(), 1.0))

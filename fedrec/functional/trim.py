@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["trim_attack"]
+from fedrec.functional._columns import standard_deviation
+
+__all__ = ["trim_attack", "trim_attack_partial"]
 
 
 def trim_attack(updates: Tensor, malicious: Tensor, draws: Tensor, b_max: float = 2.0) -> Tensor:
@@ -46,3 +48,35 @@ def trim_attack(updates: Tensor, malicious: Tensor, draws: Tensor, b_max: float 
     crafted = updates.clone()
     crafted[malicious] = torch.where(extreme * direction > 0, extreme / factors, extreme * factors)
     return crafted
+
+
+def trim_attack_partial(own: Tensor, draws: Tensor) -> Tensor:
+    r"""Compute values beyond the extremes that attackers expect from their own honest updates.
+
+    With mean $\mu_j$ and (population) standard deviation $\sigma_j$ of the attackers' own honest
+    updates, which stand in for everybody's, a malicious client sends
+
+    $$\tilde g_{ij} = \mu_j - \mathrm{sign}(\mu_j)\,(3 + u_{ij})\,\sigma_j$$
+
+    that is, a value between 3 and 4 standard deviations away against the direction.
+
+    Args:
+        own: The attackers' honest updates, shape $(f, d)$.
+        draws: $u_{ij}$ in $[0, 1)$, shape $(f, d)$.
+
+    Returns:
+        Shape $(f, d)$.
+
+    References:
+        - Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated Learning,
+          USENIX Security 2020.
+
+    Examples:
+        >>> own = torch.tensor([[1.0, -2.0], [3.0, -2.0]])
+        >>> trim_attack_partial(own, torch.tensor([[0.0, 0.0], [0.5, 0.5]]))
+        tensor([[-1.0000, -2.0000],
+                [-1.5000, -2.0000]])
+    """
+    mean = own.mean(dim=0)
+    std = standard_deviation(own, mean)
+    return mean - mean.sign() * (3 + draws.to(own)) * std

@@ -1,0 +1,67 @@
+"""Adaptive robust clipping."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.byzantine import ByzantineAggregator
+from fedrec.aggregators.wrapper import RuleWrapper
+from fedrec.functional.clipping import adaptive_clipping
+from fedrec.types import RoundContext
+
+__all__ = ["ARC"]
+
+
+class ARC(RuleWrapper, ByzantineAggregator):
+    r"""Adaptive robust clipping: clips the longest updates, then applies a rule.
+
+    The $k = \lfloor 2 \frac{f}{m} (m - f) \rfloor$ longest updates are scaled down to the norm of
+    the next one. There is no radius to choose, and robust rules stay so.
+
+    Args:
+        rule: The rule that aggregates the clipped updates.
+        num_byzantine: Malicious clients at most: a count $f$, or a fraction of the cohort in
+            [0, 0.5). $m \ge 2f + 1$.
+
+    Shape:
+        - `updates`: $(m, d)$, one client update per row.
+        - Output: $(d,)$, dtype and device of `updates`.
+
+    Raises:
+        ConfigurationError: If `num_byzantine` is out of range or `rule` is not an `Aggregator`.
+        AggregationError: If there are too few clients for so many malicious ones.
+
+    References:
+        - Allouah et al., Adaptive Gradient Clipping for Robust Federated Learning, ICLR 2025.
+
+    Examples:
+        >>> import torch
+        >>> from fedrec.aggregators import FedAvg
+        >>> ARC(FedAvg(), num_byzantine=1)(torch.tensor([[1.0], [2.0], [9.0]]))
+        tensor([1.6667])
+    """
+
+    def __init__(self, rule: Aggregator, num_byzantine: int | float) -> None:
+        RuleWrapper.__init__(self, rule)
+        ByzantineAggregator.__init__(self, num_byzantine)
+
+    def check_cohort(self, num_clients: int) -> None:
+        """Raise `AggregationError` if this, or the wrapped rule, cannot work with so many."""
+        ByzantineAggregator.check_cohort(self, num_clients)
+        self.rule.check_cohort(num_clients)
+
+    def num_clipped(self, num_clients: int) -> int:
+        """Return how many updates are clipped; in integers, since floats may round down."""
+        f = self.count(num_clients)
+        return 2 * f * (num_clients - f) // num_clients
+
+    def aggregate(
+        self,
+        updates: Tensor,
+        client_weights: Tensor | None = None,
+        ctx: RoundContext | None = None,
+    ) -> Tensor:
+        """Clip, then aggregate."""
+        clipped = adaptive_clipping(updates, self.num_clipped(len(updates)))
+        return self.rule(clipped, client_weights, ctx)

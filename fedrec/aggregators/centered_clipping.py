@@ -1,0 +1,73 @@
+"""Centered clipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedrec._checks import check_float, check_int
+from fedrec.aggregators.base import Aggregator
+from fedrec.functional.clipping import centered_clipping
+from fedrec.types import RoundContext
+
+__all__ = ["CenteredClipping"]
+
+
+class CenteredClipping(Aggregator):
+    r"""Mean of the updates, each clipped to a radius around the last result.
+
+    $$v \leftarrow v + \frac1m \sum_{i=1}^m (g_i - v) \min\left(1,
+    \frac{\tau}{\lVert g_i - v \rVert}\right)$$
+
+    The rule remembers its result $v$ and starts the next round from there; it begins at zero. No
+    client moves it by more than $\tau / m$ an iteration. As in the paper, all clients count the
+    same: client weights are ignored.
+
+    Args:
+        tau: Radius $\tau > 0$, in the unit of the updates (mean gradients). The paper's is for
+            clients that send momentum, which varies less than gradients do.
+        iterations: How often the centre moves within a round, at least 1.
+
+    Shape:
+        - `updates`: $(m, d)$, one client update per row.
+        - Output: $(d,)$, dtype and device of `updates`.
+
+    Raises:
+        ConfigurationError: If `tau` is not positive or `iterations` is less than 1.
+
+    References:
+        - Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021.
+
+    Examples:
+        >>> import torch
+        >>> rule = CenteredClipping(tau=1.0)
+        >>> updates = torch.tensor([[1.0], [2.0], [900.0]])
+        >>> rule(updates), rule(updates)
+        (tensor([1.]), tensor([1.6667]))
+    """
+
+    def __init__(self, tau: float, iterations: int = 1) -> None:
+        self.tau = check_float("tau", tau, minimum=0, open_minimum=True)
+        self.iterations = check_int("iterations", iterations, minimum=1)
+        self._centre: Tensor | None = None
+
+    def aggregate(
+        self,
+        updates: Tensor,
+        client_weights: Tensor | None = None,
+        ctx: RoundContext | None = None,
+    ) -> Tensor:
+        """Move the centre of the round before."""
+        centre = updates.new_zeros(updates.shape[1]) if self._centre is None else self._centre
+        centre = centre.to(updates)
+        self._centre = centered_clipping(updates, centre, self.tau, self.iterations)
+        return self._centre.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last centre, shape $(d,)$, or `None` before the first round."""
+        return {"centre": self._centre}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the centre."""
+        self._centre = state["centre"]

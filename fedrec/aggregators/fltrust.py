@@ -1,0 +1,78 @@
+"""FLTrust."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from fedrec.aggregators.base import AggregationContext, Aggregator
+from fedrec.exceptions import AggregationError, FedrecWarning
+from fedrec.functional.distances import squared_norms
+from fedrec.functional.trust import trust_scores
+from fedrec.types import RoundContext
+
+__all__ = ["FLTrust"]
+
+
+class FLTrust(Aggregator):
+    r"""Mean of the updates, weighted by how far they point where the server's own does.
+
+    The server trains on its own clean data as the clients do on theirs (the same batch size, steps
+    and learning rate), which gives $g_0$. With the scores
+    $t_i = \max(0, \cos(g_i, g_0))$, see [`trust_scores`][fedrec.functional.trust_scores],
+
+    $$\frac{1}{\sum_j t_j} \sum_i t_i \frac{\lVert g_0 \rVert}{\lVert g_i \rVert} g_i$$
+
+    The federation needs `server_data` and at least one `LightningClient`; training at the server
+    asks no client, so it is not in the ledger of a recovery. Client weights are ignored.
+
+    Shape:
+        - `updates`: $(m, d)$, one client update per row.
+        - Output: $(d,)$, dtype and device of `updates`. It is zero, with a `FedrecWarning`, if no
+          client has a positive score.
+
+    Raises:
+        AggregationError: If `ctx` brings no update of the server.
+
+    References:
+        - Cao et al., FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping, NDSS
+          2021.
+
+    Examples:
+        >>> FLTrust()
+        FLTrust()
+        >>> FLTrust.needs_server_update
+        True
+    """
+
+    needs_server_update = True
+
+    def aggregate(
+        self,
+        updates: Tensor,
+        client_weights: Tensor | None = None,
+        ctx: RoundContext | None = None,
+    ) -> Tensor:
+        """Weigh by trust, and scale to the norm of the server's update."""
+        server_update = ctx.server_update if isinstance(ctx, AggregationContext) else None
+        if server_update is None:
+            raise AggregationError(
+                "FLTrust needs an update of the server. HINT: use it in a FederatedLoop, with "
+                "`server_data=` of the federation, or pass an AggregationContext with it."
+            )
+        scale = (squared_norms(server_update[None]) / squared_norms(updates)).sqrt()
+        # Next to nothing cannot be scaled up; dividing by 0 gives infinity or NaN.
+        usable = scale < torch.finfo(updates.dtype).max
+        trust = torch.where(usable, trust_scores(updates, server_update), 0.0)
+        total = trust.sum()
+        if not bool(total > 0):
+            warnings.warn(
+                f"FLTrust found none of {len(updates)} updates to point where the server's does, "
+                "so this round has no effect.",
+                FedrecWarning,
+                stacklevel=3,
+            )
+            return torch.zeros_like(updates[0])
+        return (trust / total * torch.where(usable, scale, 0.0)).to(updates) @ updates

@@ -1,0 +1,70 @@
+"""The mean of updates of bounded norm."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from fedrec._checks import check_choice, check_float
+from fedrec.aggregators.base import Aggregator
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.functional.clipping import norm_clipping
+from fedrec.types import RoundContext
+
+__all__ = ["NormClipping"]
+
+
+class NormClipping(Aggregator):
+    r"""The weighted mean of the client updates, the long ones scaled down.
+
+    $$\sum_{i=1}^m \frac{n_i}{\sum_k n_k} \min\left(1, \frac{M}{\lVert g_i \rVert}\right) g_i$$
+
+    A client can move the result by its weight times $M$ at most.
+
+    Args:
+        max_norm: $M$, in the unit of the updates (mean gradients); `"median"` for the median of
+            the norms of a round's updates.
+        weighted: Weight clients by `client_weights` ($n_i$, their number of samples); `False` for
+            the plain mean.
+
+    Shape:
+        - `updates`: $(m, d)$, one client update per row.
+        - Output: $(d,)$, dtype and device of `updates`.
+
+    Raises:
+        ConfigurationError: If `max_norm` is neither positive nor `"median"`, or `weighted` is not a
+            bool.
+
+    References:
+        - Sun et al., Can You Really Backdoor Federated Learning?, 2019.
+
+    Examples:
+        >>> import torch
+        >>> NormClipping(max_norm=5.0)(torch.tensor([[3.0, 4.0], [30.0, 40.0]]))
+        tensor([3., 4.])
+        >>> NormClipping()(torch.tensor([[1.0], [2.0], [90.0]]))
+        tensor([1.6667])
+    """
+
+    def __init__(
+        self, max_norm: float | Literal["median"] = "median", weighted: bool = True
+    ) -> None:
+        if isinstance(max_norm, str):
+            check_choice("max_norm", max_norm, ["median"])
+        else:
+            check_float("max_norm", max_norm, minimum=0, open_minimum=True)
+        self.max_norm = max_norm
+        if not isinstance(weighted, bool):
+            raise ConfigurationError(expected("weighted", "true or false", weighted))
+        self.weighted = weighted
+
+    def aggregate(
+        self,
+        updates: Tensor,
+        client_weights: Tensor | None = None,
+        ctx: RoundContext | None = None,
+    ) -> Tensor:
+        """Clip and average."""
+        max_norm = None if isinstance(self.max_norm, str) else self.max_norm
+        return norm_clipping(updates, max_norm, client_weights if self.weighted else None)
