@@ -1,7 +1,55 @@
 """Attacks: what malicious clients train on and send."""
 
+from fedrec.attacks.alie import ALIE
 from fedrec.attacks.backdoor import BackdoorAttack
 from fedrec.attacks.base import Attack
+from fedrec.attacks.dba import DBA
+from fedrec.attacks.gaussian_noise import GaussianNoise
+from fedrec.attacks.ipm import IPM
+from fedrec.attacks.krum import KrumAttack
+from fedrec.attacks.label_flip import LabelFlip
+from fedrec.attacks.mimic import Mimic
+from fedrec.attacks.min_max import MinMax
+from fedrec.attacks.min_sum import MinSum
+from fedrec.attacks.model_replacement import ModelReplacement
+from fedrec.attacks.mpaf import MPAF
+from fedrec.attacks.neurotoxin import Neurotoxin
+from fedrec.attacks.scheduled import Scheduled
+from fedrec.attacks.sign_flip import SignFlip
+from fedrec.attacks.triggers import (
+    BlendedTrigger,
+    FeatureTrigger,
+    FunctionTrigger,
+    PixelTrigger,
+    SquareTrigger,
+    Trigger,
+)
 from fedrec.attacks.trim import TrimAttack
+from fedrec.attacks.wrapper import AttackWrapper
 
-__all__ = ["Attack", "BackdoorAttack", "TrimAttack"]
+__all__ = [
+    "ALIE",
+    "DBA",
+    "IPM",
+    "MPAF",
+    "Attack",
+    "AttackWrapper",
+    "BackdoorAttack",
+    "BlendedTrigger",
+    "FeatureTrigger",
+    "FunctionTrigger",
+    "GaussianNoise",
+    "KrumAttack",
+    "LabelFlip",
+    "Mimic",
+    "MinMax",
+    "MinSum",
+    "ModelReplacement",
+    "Neurotoxin",
+    "PixelTrigger",
+    "Scheduled",
+    "SignFlip",
+    "SquareTrigger",
+    "Trigger",
+    "TrimAttack",
+]

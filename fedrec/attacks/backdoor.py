@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from fedrec._checks import check_choice, check_float, check_int
+from fedrec.attacks._datasets import WithTriggeredCopies, pairs_of
+from fedrec.attacks._rows import check_bool
 from fedrec.attacks.base import Attack
-from fedrec.exceptions import ConfigurationError, expected
-from fedrec.functional.backdoor import every_kth_feature, pixel_pattern
+from fedrec.attacks.triggers import FeatureTrigger, PixelTrigger, Trigger
 from fedrec.types import AttackContext
 
 __all__ = ["BackdoorAttack"]
@@ -28,7 +28,7 @@ class BackdoorAttack(Attack):
 
     Args:
         pattern: What the trigger is: `"pixels"`, four white pixels near the bottom right corner of
-            an image (BadNets), or `"features"`, every 20th feature set to 0.
+            an image (BadNets), `"features"`, every 20th feature set to 0, or any `Trigger`.
         target_label: Class index that triggered inputs are to be given.
         scale: Factor $\lambda > 0$ on malicious updates.
         adaptive: In a recovery, make up for the malicious clients that were found: multiply by
@@ -52,20 +52,22 @@ class BackdoorAttack(Attack):
         tensor([5, 6, 7, 0, 0, 0])
     """
 
+    target_label: int
+
     def __init__(
         self,
-        pattern: str = "pixels",
+        pattern: str | Trigger = "pixels",
         target_label: int = 0,
         scale: float = 10.0,
         adaptive: bool = False,
         image_shape: Sequence[int] | None = None,
     ) -> None:
-        self.pattern = check_choice("pattern", pattern, ["pixels", "features"])
-        self.target_label: int = check_int("target_label", target_label, minimum=0)
+        if not isinstance(pattern, Trigger):
+            check_choice("pattern", pattern, ["pixels", "features"])
+        self.pattern = pattern
+        self.target_label = check_int("target_label", target_label, minimum=0)
         self.scale = check_float("scale", scale, minimum=0.0, open_minimum=True)
-        if not isinstance(adaptive, bool):
-            raise ConfigurationError(expected("adaptive", "true or false", adaptive))
-        self.adaptive = adaptive
+        self.adaptive = check_bool("adaptive", adaptive)
         self.image_shape = None if image_shape is None else tuple(image_shape)
 
     def trigger(self, x: Tensor) -> Tensor:
@@ -78,9 +80,19 @@ class BackdoorAttack(Attack):
         Returns:
             Same shape.
         """
+        if isinstance(self.pattern, Trigger):
+            return self.pattern(x)
         if self.pattern == "pixels":
-            return pixel_pattern(x, image_shape=self.image_shape)
-        return every_kth_feature(x)
+            return PixelTrigger(image_shape=self.image_shape)(x)
+        return FeatureTrigger()(x)
+
+    def local_trigger(self, client_id: str) -> Callable[[Tensor], Tensor]:
+        """Return what embeds the trigger in one client's data: the whole trigger.
+
+        Args:
+            client_id: The client.
+        """
+        return self.trigger
 
     def poison_dataset(self, dataset: Dataset[Any], client_id: str) -> Dataset[Any]:
         """Append a triggered copy with the target label of every sample.
@@ -93,16 +105,12 @@ class BackdoorAttack(Attack):
             A data set of twice the length, the original samples first; a `TensorDataset` if
             `dataset` is one.
         """
+        trigger = self.local_trigger(client_id)
         if type(dataset) is not TensorDataset:
-            return _WithTriggeredCopies(dataset, self)
-        if len(dataset.tensors) != 2 or dataset.tensors[1].ndim != 1:
-            raise ConfigurationError(
-                "Expected a data set of (input, class index) pairs, but got tensors of shapes "
-                f"{[tuple(t.shape) for t in dataset.tensors]}."
-            )
-        x, y = dataset.tensors
+            return WithTriggeredCopies(dataset, trigger, self.target_label)
+        x, y = pairs_of(dataset)
         return TensorDataset(
-            torch.cat([x, self.trigger(x)]), torch.cat([y, torch.full_like(y, self.target_label)])
+            torch.cat([x, trigger(x)]), torch.cat([y, torch.full_like(y, self.target_label)])
         )
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
@@ -113,33 +121,3 @@ class BackdoorAttack(Attack):
         crafted = updates.clone()
         crafted[malicious] *= scale
         return crafted
-
-
-class _WithTriggeredCopies(Dataset[Any]):
-    """The samples of a data set, then a triggered copy of each, made when asked for."""
-
-    def __init__(self, dataset: Dataset[Any], attack: BackdoorAttack) -> None:
-        self.dataset = dataset
-        self.attack = attack
-        self.num_samples = len(dataset)  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        return 2 * self.num_samples
-
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"Index {index} is outside of 0..{len(self) - 1}.")
-        if index < self.num_samples:
-            return self.dataset[index]
-        x, y = self.dataset[index - self.num_samples]
-        label = self.attack.target_label
-        if isinstance(x, np.ndarray):
-            return self.attack.trigger(torch.from_numpy(x)[None])[0].numpy(), label
-        if not isinstance(x, Tensor):
-            raise ConfigurationError(
-                f"Expected the inputs of a data set to be tensors or arrays, but got {type(x)}. "
-                "HINT: let the data set convert them, with `ToTensor` for instance."
-            )
-        return self.attack.trigger(x[None])[0], (
-            torch.full_like(y, label) if isinstance(y, Tensor) else label
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,11 +24,11 @@ class Attack(Component):
 
     Examples:
         >>> import torch
-        >>> class SignFlip(Attack):
+        >>> class Opposite(Attack):
         ...     "Send the opposite."
         ...     def craft(self, updates, malicious, ctx):
         ...         return torch.where(malicious[:, None], -updates, updates)
-        >>> SignFlip().craft(torch.ones(2, 1), torch.tensor([True, False]), None)
+        >>> Opposite().craft(torch.ones(2, 1), torch.tensor([True, False]), None)
         tensor([[-1.],
                 [ 1.]])
     """
@@ -36,8 +37,49 @@ class Attack(Component):
     #: only a malicious client is asked (and never charges the benign clients for it).
     full_knowledge: bool = False
 
+    #: Whether `craft` looks at what the other malicious clients of the cohort computed. If so that
+    #: is computed even where only one of them is asked.
+    colludes: bool = False
+
     #: Label a backdoor aims at; `None` for an untargeted attack.
     target_label: int | None = None
+
+    @property
+    def poisons_data(self) -> bool:
+        """Whether malicious clients train on other data."""
+        return type(self).poison_dataset is not Attack.poison_dataset
+
+    @property
+    def crafts_updates(self) -> bool:
+        """Whether malicious clients send something else than what they computed."""
+        return type(self).craft is not Attack.craft
+
+    def reset(self, malicious: Sequence[str]) -> None:
+        """Begin a recording or a recovery: forget everything. Does nothing by default.
+
+        Args:
+            malicious: All malicious clients of the federation, the detected ones included.
+        """
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether what is sent depends on earlier rounds, by more than the last aggregate."""
+        return bool(self.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it remembers; empty for an attack without a memory."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state_dict` returned. Does nothing by default."""
+
+    def is_active(self, round: int) -> bool:
+        """Whether malicious clients attack in this round; they are honest otherwise.
+
+        Args:
+            round: Round $t$.
+        """
+        return True
 
     def poison_dataset(self, dataset: Dataset[Any], client_id: str) -> Dataset[Any]:
         """Return the data a malicious client trains on.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_float
+from fedrec.attacks._rows import check_bool, generators
 from fedrec.attacks.base import Attack
-from fedrec.functional.trim import trim_attack
-from fedrec.random import torch_generator
+from fedrec.functional.trim import trim_attack, trim_attack_partial
 from fedrec.types import AttackContext
 
 __all__ = ["TrimAttack"]
@@ -23,14 +23,19 @@ class TrimAttack(Attack):
     drawn from $U[1, b_{\max}]$ for every coordinate, attacker and round. Full knowledge: direction
     and extremes are over all clients' honest updates, the attackers' own included.
 
+    With partial knowledge the attackers know their own honest updates alone. They take the
+    direction from their mean, and draw values between 3 and 4 standard deviations away from it.
+
     Each attacker's draws depend on its own id and the round alone, so it sends the same whoever
     else is still there, given the same honest updates.
 
     Args:
-        b_max: Largest factor beyond the benign extreme, at least 1.
+        b_max: Largest factor beyond the benign extreme, at least 1; not used with partial
+            knowledge.
+        full_knowledge: Whether the attackers see the benign updates.
 
     Raises:
-        ConfigurationError: If `b_max` is below 1.
+        ConfigurationError: If an argument is out of range.
 
     References:
         - Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated Learning,
@@ -38,20 +43,26 @@ class TrimAttack(Attack):
 
     Examples:
         >>> TrimAttack()
-        TrimAttack(b_max=2.0)
+        TrimAttack(b_max=2.0, full_knowledge=True)
     """
 
     full_knowledge = True
+    colludes = True
 
-    def __init__(self, b_max: float = 2.0) -> None:
+    def __init__(self, b_max: float = 2.0, full_knowledge: bool = True) -> None:
         self.b_max = check_float("b_max", b_max, minimum=1.0)
+        self.full_knowledge = check_bool("full_knowledge", full_knowledge)
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
         """Send values just beyond the benign extremes."""
-        attackers = [ctx.client_ids[i] for i in malicious.nonzero().flatten().tolist()]
-        if not attackers:
+        drawn = generators(malicious, ctx)
+        if not drawn:
             return updates
-        draws = torch.empty(len(attackers), updates.shape[1])
-        for row, client_id in zip(draws, attackers, strict=True):
-            row.uniform_(generator=torch_generator(ctx.seed, ctx.purpose, ctx.round, client_id))
-        return trim_attack(updates, malicious, draws, self.b_max)
+        draws = torch.empty(len(drawn), updates.shape[1])
+        for row, generator in zip(draws, drawn, strict=True):
+            row.uniform_(generator=generator)
+        if self.full_knowledge:
+            return trim_attack(updates, malicious, draws, self.b_max)
+        crafted = updates.clone()
+        crafted[malicious] = trim_attack_partial(updates[malicious], draws)
+        return crafted

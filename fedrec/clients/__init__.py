@@ -1,6 +1,7 @@
 """Clients: who computes updates on local data."""
 
 from fedrec.clients.base import Client
+from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 
-__all__ = ["Client", "LightningClient"]
+__all__ = ["Client", "FakeClient", "LightningClient"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,9 @@ class AttackContract(ComponentContract):
     #: Number of classes of `make_dataset`.
     num_classes: int = 10
 
+    #: Whether embedding the trigger twice is the same as once.
+    trigger_is_idempotent: bool = True
+
     @abstractmethod
     def make(self) -> Attack:
         """Return a new attack, the same each time."""
@@ -85,6 +89,8 @@ class AttackContract(ComponentContract):
             last_aggregate=torch.ones(_D),
             num_malicious=int(malicious.sum()),
             num_malicious_total=len(_MALICIOUS),
+            cohort_size=_M,
+            cohort_malicious=len(_MALICIOUS) if rows is not None else int(malicious.sum()),
         )
 
     def make_mask(self, *malicious: int) -> Tensor:
@@ -167,4 +173,30 @@ class AttackContract(ComponentContract):
         assert triggered.shape == x.shape
         assert triggered.dtype == x.dtype
         assert not torch.equal(triggered, x)
-        assert torch.equal(attack.trigger(triggered), triggered)
+        if self.trigger_is_idempotent:
+            assert torch.equal(attack.trigger(triggered), triggered)
+
+    def test_order_of_clients_does_not_matter(self) -> None:
+        """Whoever comes first, everybody sends the same but for the order of summation."""
+        updates, mask = self.make_updates(), self.make_mask(*_MALICIOUS)
+        crafted = self.make().craft(updates, mask, self.make_context(mask))
+        order = torch.tensor([5, 6, 0, 3, 1, 7, 4, 2])
+        ctx = replace(self.make_context(mask, rows=order), cohort_malicious=len(_MALICIOUS))
+        again = self.make().craft(updates[order], mask[order], ctx)
+        torch.testing.assert_close(again, crafted[order])
+
+    def test_flags_say_what_it_does(self) -> None:
+        """Without the flags the loop asks clients for honest updates on honest data."""
+        attack = self.make()
+        updates, mask = self.make_updates(), self.make_mask(*_MALICIOUS)
+        ctx = self.make_context(mask)
+        if not attack.crafts_updates:
+            assert torch.equal(attack.craft(updates, mask, ctx), updates)
+        if not attack.poisons_data:
+            dataset = self.make_dataset()
+            assert attack.poison_dataset(dataset, "client-1") is dataset
+        if not (attack.full_knowledge or attack.colludes):
+            rows = torch.tensor([_MALICIOUS[1]])
+            one = mask[rows]
+            alone = attack.craft(updates[rows], one, self.make_context(one, rows=rows))
+            assert torch.equal(alone, attack.craft(updates, mask, ctx)[rows])

@@ -3,6 +3,7 @@
 import torch
 
 from fedrec import Federation
+from fedrec.clients import FakeClient
 from fedrec.data import Digits
 from fedrec.models import MLP
 from fedrec.testing import ClientContract
@@ -28,3 +29,9 @@ class TestLightningClientSeveralSteps(ClientContract):
 class TestQuadraticClient(ClientContract):
     def make_federation(self) -> Federation:
         return quadratic_federation()
+
+
+class TestFakeClient(ClientContract):
+    def make_federation(self) -> Federation:
+        module = MLP(in_features=4, hidden=(2,))
+        return Federation([FakeClient("f0", num_samples=3), FakeClient("f1", 5)], module)

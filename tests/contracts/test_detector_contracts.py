@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from fedrec.detectors import Detector, FLDetector, ImperfectOracle, KnownMalicious
+from fedrec.detectors import (
+    Auror,
+    CosineOutlier,
+    CrossRoundConsistency,
+    Detector,
+    Ensemble,
+    FLDetector,
+    ImperfectOracle,
+    KnownMalicious,
+    Mahalanobis,
+    NormOutlier,
+    Spectral,
+    SybilSimilarity,
+    UpdateAutoencoder,
+)
 from fedrec.testing import DetectorContract
 
 
@@ -33,3 +47,69 @@ class TestFLDetector(DetectorContract):
 class TestFLDetectorThatStops(DetectorContract):
     def make(self) -> Detector:
         return FLDetector(window=5, start_round=1, action="stop")
+
+
+class TestNormOutlier(DetectorContract):
+    def make(self) -> Detector:
+        return NormOutlier(window=10)
+
+
+class TestNormOutlierThatStops(DetectorContract):
+    def make(self) -> Detector:
+        return NormOutlier(window=5, start_round=25, two_sided=True, action="stop")
+
+
+class TestCosineOutlier(DetectorContract):
+    def make(self) -> Detector:
+        return CosineOutlier()
+
+
+class TestSpectral(DetectorContract):
+    def make(self) -> Detector:
+        return Spectral(num_coordinates=6)
+
+
+class TestMahalanobis(DetectorContract):
+    num_benign_histories = 2  # slow
+
+    def make(self) -> Detector:
+        return Mahalanobis()
+
+
+class TestMahalanobisOnRandomDirections(DetectorContract):
+    num_benign_histories = 2  # slow
+
+    def make(self) -> Detector:
+        return Mahalanobis(projection="random")
+
+
+class TestAuror(DetectorContract):
+    def make(self) -> Detector:
+        return Auror(alpha=2.0)
+
+
+class TestSybilSimilarity(DetectorContract):
+    def make(self) -> Detector:
+        return SybilSimilarity()
+
+
+class TestCrossRoundConsistency(DetectorContract):
+    def make(self) -> Detector:
+        return CrossRoundConsistency()
+
+
+class TestCrossRoundConsistencyOfSigns(DetectorContract):
+    def make(self) -> Detector:
+        return CrossRoundConsistency(measure="sign")
+
+
+class TestUpdateAutoencoder(DetectorContract):
+    num_benign_histories = 2  # slow
+
+    def make(self) -> Detector:
+        return UpdateAutoencoder(num_features=8, code=2, epochs=100, train_rounds=10)
+
+
+class TestEnsemble(DetectorContract):
+    def make(self) -> Detector:
+        return Ensemble([NormOutlier(), CosineOutlier(), Spectral()], votes=2)

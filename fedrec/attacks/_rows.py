@@ -1,0 +1,62 @@
+"""What attacks share: which rows an attacker sees, what it draws, how its flags are checked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.random import torch_generator
+from fedrec.types import AttackContext
+
+__all__ = ["check_bool", "counts", "generators", "reference", "replaced"]
+
+
+def check_bool(argument: str, value: object) -> bool:
+    """Return `value` if it is true or false, else raise `ConfigurationError`."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(expected(argument, "true or false", value))
+    return value
+
+
+def reference(updates: Tensor, malicious: Tensor, full_knowledge: bool) -> Tensor:
+    """Return the honest updates that an attacker takes statistics of, shape $(r, d)$.
+
+    With full knowledge those of the benign clients, else the attackers' own. Where there are no
+    such rows, all that there are.
+    """
+    rows = updates[~malicious if full_knowledge else malicious]
+    return rows if len(rows) else updates
+
+
+def replaced(updates: Tensor, malicious: Tensor, rows: Tensor, crafted: Tensor) -> Tensor:
+    """Return crafted updates with other malicious rows.
+
+    Args:
+        updates: What nothing may be written to, shape $(m, d)$.
+        malicious: Shape $(m,)$, bool, $f$ of them true.
+        rows: The new rows, shape $(f, d)$.
+        crafted: What has the benign rows: the updates themselves, or what an attack made of them,
+            which is written to.
+    """
+    crafted = updates.clone() if crafted is updates else crafted
+    crafted[malicious] = rows
+    return crafted
+
+
+def counts(malicious: Tensor, ctx: AttackContext) -> tuple[int, int]:
+    """Return how many clients the cohort has, and how many of them are malicious.
+
+    A context that was made by hand may not say; then all clients are rows.
+    """
+    if ctx.cohort_size:
+        return ctx.cohort_size, ctx.cohort_malicious
+    return len(malicious), int(malicious.sum())
+
+
+def generators(malicious: Tensor, ctx: AttackContext) -> list[torch.Generator]:
+    """Return one CPU generator per malicious row: a function of (seed, round, client) alone."""
+    return [
+        torch_generator(ctx.seed, ctx.purpose, ctx.round, ctx.client_ids[i])
+        for i in malicious.nonzero().flatten().tolist()
+    ]

@@ -1,0 +1,60 @@
+"""The Min-Sum attack."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_choice
+from fedrec.attacks._rows import check_bool, reference
+from fedrec.attacks.base import Attack
+from fedrec.functional.min_max import PERTURBATIONS, min_sum, perturbation
+from fedrec.types import AttackContext
+
+__all__ = ["MinSum"]
+
+
+class MinSum(Attack):
+    r"""Untargeted attack: Min-Sum.
+
+    All malicious clients send the same update, as far from the mean of the benign ones along a
+    direction as it can be while its squared distances to the benign updates add up to no more than
+    those of the benign update that is farthest off:
+
+    $$\sum_i \lVert \tilde g - g_i \rVert^2 \le \max_i \sum_j \lVert g_i - g_j \rVert^2$$
+
+    The largest step is computed in closed form, not searched (see `fedrec.functional.min_max`).
+
+    Args:
+        perturbation: The direction: `"std"`, against the standard deviation of every coordinate;
+            `"unit"`, against the mean; `"sign"`, against the mean's signs.
+        full_knowledge: Whether the attackers see the benign updates. If not, what they would have
+            sent themselves takes their place.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    References:
+        - Shejwalkar and Houmansadr, Manipulating the Byzantine: Optimizing Model Poisoning Attacks
+          and Defenses for Federated Learning, NDSS 2021.
+
+    Examples:
+        >>> honest = torch.tensor([[1.0], [3.0], [7.0]])
+        >>> attack = MinSum(perturbation="sign")
+        >>> attack.craft(honest, torch.tensor([False, False, True]), None)
+        tensor([[1.],
+                [3.],
+                [1.]])
+    """
+
+    colludes = True
+
+    def __init__(self, perturbation: str = "std", full_knowledge: bool = True) -> None:
+        self.perturbation = check_choice("perturbation", perturbation, PERTURBATIONS)
+        self.full_knowledge = check_bool("full_knowledge", full_knowledge)
+
+    def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
+        """Send the farthest update that stays within the bound."""
+        rows = reference(updates, malicious, self.full_knowledge)
+        crafted = min_sum(rows, perturbation(rows, self.perturbation))
+        return torch.where(malicious[:, None], crafted, updates)

@@ -1,0 +1,61 @@
+"""An attack in some rounds only."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedrec._checks import check_int
+from fedrec.attacks.base import Attack
+from fedrec.attacks.wrapper import AttackWrapper
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.types import AttackContext
+
+__all__ = ["Scheduled"]
+
+
+class Scheduled(AttackWrapper):
+    """Any attack, in some rounds only; in the others malicious clients are honest.
+
+    The rounds are `start`, `start + every`, `start + 2 * every` and so on, before `stop`. That goes
+    for what malicious clients train on as well as for what they send, and in a recovery it goes for
+    those that were not found, in the rounds in which they are asked.
+
+    Args:
+        attack: What they do in these rounds.
+        start: First round, 0-based.
+        stop: The round before which it ends; `None` for no end.
+        every: Rounds from one attack to the next, at least 1.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    Examples:
+        >>> from fedrec.attacks import SignFlip
+        >>> attack = Scheduled(SignFlip(), start=2, every=3)
+        >>> [t for t in range(10) if attack.is_active(t)]
+        [2, 5, 8]
+    """
+
+    def __init__(
+        self, attack: Attack, start: int = 0, stop: int | None = None, every: int = 1
+    ) -> None:
+        super().__init__(attack)
+        self.start: int = check_int("start", start, minimum=0)
+        if stop is not None and check_int("stop", stop) <= start:
+            raise ConfigurationError(expected("stop", f"a round after `start`={start}", stop))
+        self.stop = stop
+        self.every: int = check_int("every", every, minimum=1)
+
+    def is_active(self, round: int) -> bool:
+        """Whether the round is one of the schedule, and of the other attack's."""
+        within = self.start <= round and (self.stop is None or round < self.stop)
+        return within and (round - self.start) % self.every == 0 and self.attack.is_active(round)
+
+    @property
+    def crafts_updates(self) -> bool:
+        """Whether the other attack does."""
+        return self.attack.crafts_updates
+
+    def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
+        """Do what the other attack does, in the rounds of the schedule."""
+        return self.attack.craft(updates, malicious, ctx) if self.is_active(ctx.round) else updates

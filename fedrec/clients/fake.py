@@ -1,0 +1,50 @@
+"""A client without data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_int
+from fedrec.clients.base import Client
+from fedrec.types import ClientUpdate, RoundContext
+
+__all__ = ["FakeClient"]
+
+
+class FakeClient(Client):
+    """A client that an attacker injects: it has no data and computes nothing.
+
+    It would send zeros. What it does send is up to the attack; of one that only poisons data it
+    sends the zeros.
+
+    Args:
+        client_id: Unique name.
+        num_samples: How much data it claims to have: its weight in weighted rules.
+
+    Raises:
+        ConfigurationError: If `num_samples` is below 1.
+
+    References:
+        - Cao and Gong, MPAF: Model Poisoning Attacks to Federated Learning based on Fake Clients,
+          CVPR Workshops 2022.
+
+    Examples:
+        >>> FakeClient("fake-0", num_samples=600).local_update(torch.ones(3), ctx=None).update
+        tensor([0., 0., 0.])
+    """
+
+    def __init__(self, client_id: str, num_samples: int) -> None:
+        super().__init__(client_id, check_int("num_samples", num_samples, minimum=1))
+
+    def local_update(self, global_weights: Tensor, ctx: RoundContext | None) -> ClientUpdate:
+        """Return zeros."""
+        return ClientUpdate(
+            update=torch.zeros_like(global_weights),
+            num_samples=self.num_samples,
+            buffers=None if ctx is None else ctx.buffers,
+        )
+
+    def num_local_steps(self, ctx: RoundContext) -> int:
+        """Return 0: it does not train."""
+        return 0
