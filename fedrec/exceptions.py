@@ -10,10 +10,12 @@ __all__ = [
     "ConfigurationError",
     "FedrecError",
     "FedrecWarning",
+    "ForgottenError",
     "HistoryCorruptedError",
     "HistoryError",
     "HistoryFormatError",
     "HistoryFullError",
+    "HistoryKeyError",
     "HistoryLockedError",
     "MissingDependencyError",
     "RecipeError",
@@ -77,6 +79,10 @@ class RoundNotFoundError(HistoryError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class ForgottenError(RoundNotFoundError):
+    """A client was forgotten: nothing it sent is in the history any more."""
+
+
 class HistoryFormatError(HistoryError):
     """The history was written by another format version, for another model, or is not ours."""
 
@@ -91,6 +97,10 @@ class HistoryFullError(HistoryError):
 
 class HistoryLockedError(HistoryError):
     """Another process is writing to this history."""
+
+
+class HistoryKeyError(HistoryError):
+    """A history is encrypted, and the master key is missing, or another one."""
 
 
 class RecoveryError(FedrecError):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedrec._checks import check_choice, check_float
+from fedrec._checks import check_choice, check_float, check_int
 from fedrec.clients.base import Client
+from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 from fedrec.component import Component
 from fedrec.exceptions import ConfigurationError, expected
@@ -101,6 +103,7 @@ class Federation:
         seed: int = 0,
         server_data: Dataset[Any] | None = None,
         buffers: str = "refuse",
+        fake_clients: int = 0,
     ) -> Federation:
         """Make one `LightningClient` per client of a data module, all sharing one module.
 
@@ -115,7 +118,10 @@ class Federation:
             seed: Decides who is malicious.
             server_data: As in `Federation`.
             buffers: As in `Federation`.
+            fake_clients: Malicious clients without data that join on top of those (`fake-0` and so
+                on). Each claims as many samples as a client has on average.
         """
+        check_int("fake_clients", fake_clients, minimum=0)
         if not hasattr(data, "client_datasets"):
             raise ConfigurationError(
                 expected(
@@ -138,11 +144,13 @@ class Federation:
             for client_id, dataset in data.client_datasets().items()
         ]
         ids = [client.client_id for client in clients]
+        average = round(sum(client.num_samples for client in clients) / len(clients))
+        fakes = [FakeClient(f"fake-{i}", num_samples=average) for i in range(fake_clients)]
         return cls(
-            clients,
+            [*clients, *fakes],
             module,
             test_dataset=data.test_dataset,
-            malicious=_draw_malicious(malicious, ids, seed),
+            malicious=[*_draw_malicious(malicious, ids, seed), *(f.client_id for f in fakes)],
             server_data=server_data,
             buffers=buffers,
         )
@@ -184,20 +192,65 @@ def _refuse_running_statistics(module: nn.Module) -> None:
 
 
 class ClientSampler(Component):
-    """Chooses the clients of a round: a fixed fraction, drawn anew for every round.
+    """Chooses the clients of a round, drawn anew for every round, and says who is there at all.
 
-    Subclass it and override `sample` for schedules and drop-outs.
+    Of the clients that have joined and not left, a fraction, a fixed number, or those that a
+    schedule names are chosen; then some drop out. Every draw is a function of the seed, the round
+    and, for drop-outs, the client. Override `sample` for anything else.
 
     Args:
-        fraction: Fraction of the clients that take part, in (0, 1]; at least one does.
+        fraction: Fraction of the clients there that is chosen, in (0, 1]; at least one is.
+        num_clients: Number of clients to choose, instead of a fraction; all if fewer are there.
+        schedule: Cohorts to take in turn, as lists of client ids, instead of drawing any.
+        dropout: Probability in [0, 1) that a chosen client drops out of the round, before it is
+            asked. If all would, the one that was least likely to stays.
+        joins: First round of clients that join late, by id.
+        leaves: First round that clients that leave miss, by id.
+
+    Raises:
+        ConfigurationError: If an argument is out of range, more than one of `fraction`,
+            `num_clients` and `schedule` is given, or, when sampling, an id is unknown or nobody
+            is there.
 
     Examples:
         >>> ClientSampler(fraction=0.5).sample(["a", "b", "c", "d"], round=0, seed=0)
         ('a', 'b')
+        >>> late = ClientSampler(joins={"b": 2}, leaves={"a": 3})
+        >>> [late.sample(["a", "b"], round=t, seed=0) for t in range(4)]
+        [('a',), ('a',), ('a', 'b'), ('b',)]
     """
 
-    def __init__(self, fraction: float = 1.0) -> None:
+    def __init__(
+        self,
+        fraction: float = 1.0,
+        num_clients: int | None = None,
+        schedule: Sequence[Sequence[str]] | None = None,
+        dropout: float = 0.0,
+        joins: Mapping[str, int] | None = None,
+        leaves: Mapping[str, int] | None = None,
+    ) -> None:
         self.fraction = check_float("fraction", fraction, minimum=0, maximum=1, open_minimum=True)
+        if num_clients is not None:
+            check_int("num_clients", num_clients, minimum=1)
+        if schedule is not None and (
+            len(schedule) == 0 or any(isinstance(c, str) or len(c) == 0 for c in schedule)
+        ):
+            requirement = "a list of one or more cohorts, each a list of one or more client ids"
+            raise ConfigurationError(expected("schedule", requirement, schedule))
+        ways = (fraction != 1.0, num_clients is not None, schedule is not None)
+        if sum(ways) > 1:
+            raise ConfigurationError(
+                "Expected one of `fraction`, `num_clients` and `schedule`, but got "
+                f"fraction={fraction}, num_clients={num_clients}, schedule={schedule}."
+            )
+        for name, rounds in (("joins", joins), ("leaves", leaves)):
+            for t in (rounds or {}).values():
+                check_int(name, t, minimum=0)
+        self.num_clients = num_clients
+        self.schedule = None if schedule is None else tuple(tuple(c) for c in schedule)
+        self.dropout = check_float("dropout", dropout, minimum=0, maximum=1, open_maximum=True)
+        self.joins = None if joins is None else dict(joins)
+        self.leaves = None if leaves is None else dict(leaves)
 
     def sample(self, client_ids: Sequence[str], round: int, seed: int) -> tuple[str, ...]:
         """Return the cohort of a round, in the order of `client_ids`.
@@ -207,6 +260,43 @@ class ClientSampler(Component):
             round: Round $t$.
             seed: Seed of the recording.
         """
-        count = max(1, int(self.fraction * len(client_ids) + 0.5))
-        order = numpy_generator(seed, "cohort", round).permutation(len(client_ids))
-        return tuple(client_ids[i] for i in sorted(order[:count]))
+        self._check_known(client_ids)
+        joins, leaves = self.joins or {}, self.leaves or {}
+        there = [
+            c for c in client_ids if joins.get(c, 0) <= round and round < leaves.get(c, math.inf)
+        ]
+        chosen = self._choose(there, round, seed)
+        if not chosen:
+            raise ConfigurationError(
+                f"Round {round} has no client: of {len(client_ids)}, {len(there)} are there. HINT: "
+                "let more clients join, or fewer leave, or add them to the round's cohort."
+            )
+        if self.dropout == 0:
+            return chosen
+        draws = {c: numpy_generator(seed, "dropout", round, c).random() for c in chosen}
+        limit = min(self.dropout, max(draws.values()))
+        return tuple(c for c in chosen if draws[c] >= limit)
+
+    def _choose(self, there: Sequence[str], round: int, seed: int) -> tuple[str, ...]:
+        if self.schedule is not None:
+            cohort = set(self.schedule[round % len(self.schedule)])
+            return tuple(c for c in there if c in cohort)
+        count = max(1, int(self.fraction * len(there) + 0.5))
+        if self.num_clients is not None:
+            count = self.num_clients
+        order = numpy_generator(seed, "cohort", round).permutation(len(there))
+        return tuple(there[i] for i in sorted(order[:count]))
+
+    def _check_known(self, client_ids: Sequence[str]) -> None:
+        named = {
+            "schedule": [c for cohort in self.schedule or () for c in cohort],
+            "joins": self.joins or {},
+            "leaves": self.leaves or {},
+        }
+        for argument, ids in named.items():
+            unknown = sorted(set(ids) - set(client_ids))
+            if unknown:
+                requirement = "about clients of this federation"
+                raise ConfigurationError(
+                    expected(argument, requirement, unknown, known=client_ids[:20])
+                )

@@ -112,6 +112,8 @@ class AttackContext(RoundContext):
         last_aggregate: Aggregate of the round before, shape $(d,)$, or `None` in the first round.
         num_malicious: Malicious clients that take part in this phase.
         num_malicious_total: Malicious clients of the recording, the detected ones included.
+        cohort_size: Clients asked in this round, those whose updates are not shown included.
+        cohort_malicious: Malicious clients among them.
     """
 
     aggregator: Aggregator | None = None
@@ -119,6 +121,8 @@ class AttackContext(RoundContext):
     last_aggregate: Tensor | None = None
     num_malicious: int = 0
     num_malicious_total: int = 0
+    cohort_size: int = 0
+    cohort_malicious: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,12 +131,15 @@ class RecoveryContext(RoundContext):
 
     Args:
         history: `history(t, client_ids=None)` reads a round of the recording; by default the
-            clients that take part in this round of the recovery and were present. The tensors must
-            not be changed: another call may return the same ones.
+            clients that take part in this round of the recovery and whose updates the history
+            kept. The tensors must not be changed: another call may return the same ones.
         exact: `exact(client_ids, reason, work=None)` asks clients for their exact updates and
             meters every call. Reasons: see `fedrec.metrics.REASONS`.
         server_step: `server_step(updates, client_ids=None, global_weights=None)` aggregates one
             row per client of this round and returns the next global weights, shape $(d,)$.
+        coefficients: `coefficients(client_ids)` returns what the aggregation rule multiplies these
+            clients' rows with, shape $(m',)$, or `None` for a rule that is no such sum.
+        apply: `apply(aggregate)` does the server step with an aggregate that is already there.
         max_rounds: Number of rounds $T$ of this recovery.
         excluded: Clients that are left out.
         server_lr: Learning rate of the server step.
@@ -141,6 +148,8 @@ class RecoveryContext(RoundContext):
     history: Callable[..., RoundRecord]
     exact: Callable[..., CohortUpdates]
     server_step: Callable[..., Tensor]
+    coefficients: Callable[[Sequence[str]], Tensor | None]
+    apply: Callable[[Tensor], Tensor]
     max_rounds: int
     excluded: tuple[str, ...] = ()
     server_lr: float = 1.0
@@ -258,12 +267,27 @@ class Detection:
         seen: All clients the detector saw, sorted.
         round: Round of the decision, or `None` if there was none.
         scores: Suspicion score per client at the decision, larger is more suspicious.
+        round_scores: Scores per client by round, where the detector has any.
     """
 
     malicious: tuple[str, ...]
     seen: tuple[str, ...]
     round: int | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    round_scores: Mapping[int, Mapping[str, float]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def precision(self, truth: Sequence[str]) -> float | None:
+        """Fraction of the flagged clients that are malicious; `None` if nobody was flagged."""
+        if not self.malicious:
+            return None
+        return len(set(self.malicious) & set(truth)) / len(self.malicious)
+
+    def recall(self, truth: Sequence[str]) -> float | None:
+        """Fraction of the malicious clients seen that were flagged; `None` if there is none."""
+        missed = self.false_negative_rate(truth)
+        return None if missed is None else 1 - missed
 
     def false_negative_rate(self, truth: Sequence[str]) -> float | None:
         """Fraction of the malicious clients seen that were not flagged; `None` if there is none."""

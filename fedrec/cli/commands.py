@@ -9,9 +9,16 @@ from typing import Any
 
 from rich.console import Console
 
+from fedrec.cli.detect import compare_run
+from fedrec.cli.listing import ls, show
+from fedrec.exceptions import ConfigurationError
+from fedrec.history import Forecast, LMDBHistory, forecast
+from fedrec.memory import num_bytes_text
+from fedrec.parameters import ParameterVector
 from fedrec.recipe import Recipe, load_recipe, run
 from fedrec.recipe.folder import existing
 from fedrec.recipe.results import collect_results
+from fedrec.recipe.schema import build_parts
 from fedrec.report import print_results, write_report
 
 __all__ = ["COMMANDS", "Command"]
@@ -45,6 +52,15 @@ def _on_folder(*steps: str) -> Command:
     return command
 
 
+def _detect(args: argparse.Namespace) -> None:
+    if args.detector:
+        compare_run(args)
+    elif args.json:
+        raise ConfigurationError("Expected `--detector` beside `--json`, but there is none.")
+    else:
+        _on_folder("detect")(args)
+
+
 def _report(args: argparse.Namespace) -> None:
     folder = existing(args.target)
     results = collect_results(folder)
@@ -55,7 +71,34 @@ def _report(args: argparse.Namespace) -> None:
 
 def _validate(args: argparse.Namespace) -> None:
     recipe: Recipe = load_recipe(args.target, args.overrides, args.allow)
-    Console().print(f"{recipe.path} has no mistakes.", markup=False, highlight=False)
+    console = Console()
+    console.print(f"{recipe.path} has no mistakes.", markup=False, highlight=False)
+    told = _forecast(recipe)
+    if told is not None:
+        assumed = ", if updates compress as expected" if told.assumed else ""
+        console.print(
+            f"Its history will take about {num_bytes_text(told.num_bytes)} of disk{assumed}.",
+            markup=False,
+            highlight=False,
+        )
+
+
+def _forecast(recipe: Recipe) -> Forecast | None:
+    """Tell how much room the history will take on disk, if it is kept there."""
+    parts = build_parts(recipe)
+    store, given = parts.history
+    if not issubclass(store, LMDBHistory):
+        return None
+    ids, sampler = parts.data.client_ids, parts.record.get("sampler")
+    return forecast(
+        num_clients=len(ids),
+        num_parameters=ParameterVector(parts.model).num_parameters,
+        max_rounds=parts.record["max_rounds"],
+        codec=given.get("codec") or "float32",
+        keep=given.get("keep"),
+        clients_per_round=None if sampler is None else len(sampler.sample(ids, 0, 0)),
+        encrypted=given.get("master_key") is not None,
+    )
 
 
 def _show(folder: Path, results: dict[str, Any]) -> None:
@@ -69,8 +112,10 @@ def _show(folder: Path, results: dict[str, Any]) -> None:
 COMMANDS: dict[str, Command] = {
     "run": _on_recipe("record", "detect", "recover"),
     "record": _on_recipe("record"),
-    "detect": _on_folder("detect"),
+    "detect": _detect,
     "recover": _on_folder("detect", "recover"),
     "report": _report,
     "validate": _validate,
+    "ls": ls,
+    "show": show,
 }

@@ -27,11 +27,20 @@ _COMMANDS = {
     "validate": ("check a recipe and list all of its mistakes", _RECIPE),
 }
 
+_LISTING = {
+    "ls": "list what a recipe can name: attacks, aggregators, detectors, ...",
+    "show": "show a component's arguments, documentation and paper",
+}
+
 _HISTORY = {
     "info": "tell what a history holds, without reading its updates",
     "verify": "read everything and name all that is damaged; exit code 1 if anything is",
     "repair": "drop what is damaged, and nothing else; the old file is kept as data.mdb.damaged",
     "compact": "give free space in the file back to the disk",
+    "forget": "leave nothing of what a client sent, in the history and in the run it lies in",
+    "new-key": "write a new master key for encrypted histories to a file",
+    "export": "write every round to an .npz file, checked and without any code in it",
+    "import": "make a history of what `export` wrote, checking all of it",
 }
 
 
@@ -112,6 +121,16 @@ def _parser() -> argparse.ArgumentParser:
             metavar="MODULE",
             help="let the recipe use the classes of this module or package of yours; repeatable",
         )
+        if name == "detect":
+            sub.add_argument(
+                "--detector",
+                action="append",
+                default=[],
+                metavar="DETECTOR",
+                help="compare this detector (class, or {class_path: ..., init_args: {...}}) on the "
+                "recording and change nothing; repeatable",
+            )
+            sub.add_argument("--json", action="store_true", help="print the comparison as JSON")
         if name in ("run", "record"):
             sub.add_argument(
                 "--output-dir", default="runs", help="where run folders lie (default: runs)"
@@ -121,17 +140,69 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name != "validate":
             sub.add_argument("--no-progress", action="store_true", help="no progress bars")
+    _add_listing(commands)
     _add_history(commands)
     return parser
 
 
+def _add_listing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    for name, about in _LISTING.items():
+        sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        if name == "ls":
+            families = (
+                "attacks, aggregators, detectors, recoverers, data, partitioners, models, ..."
+            )
+            sub.add_argument("target", nargs="?", metavar="FAMILY", help=f"{families} (all)")
+        else:
+            sub.add_argument("target", metavar="NAME", help="class name, such as TrimmedMean")
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        sub.add_argument(
+            "--allow",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="add the classes of this module or package of yours; repeatable",
+        )
+        sub.add_argument("--debug", action="store_true", help="show where an error comes from")
+
+
 def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    about = "look after a history: info, verify, repair, compact"
+    about = "look after a history: info, verify, repair, compact, forget, export, import, new-key"
     history = commands.add_parser("history", help=about, description=f"{about.capitalize()}.")
     actions = history.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, does in _HISTORY.items():
         sub = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
-        sub.add_argument("target", metavar="PATH", help="history, or the run folder it lies in")
+        if name == "import":
+            sub.add_argument("folder", metavar="FOLDER", help="what `export` wrote")
+            sub.add_argument("target", metavar="PATH", help="history to make")
+            sub.add_argument("--codec", help="how to store updates (default: as they were)")
+            sub.add_argument("--key-file", metavar="FILE", help="master key to encrypt it with")
+        elif name == "new-key":
+            sub.add_argument("target", metavar="PATH", help="file to make")
+        else:
+            sub.add_argument("target", metavar="PATH", help="history, or the run folder it lies in")
+            sub.add_argument(
+                "--key-file",
+                metavar="FILE",
+                help="master key of an encrypted history (default: that in FEDREC_HISTORY_KEY)",
+            )
+        if name == "forget":
+            sub.add_argument(
+                "--client",
+                action="append",
+                required=True,
+                metavar="ID",
+                help="client to forget; repeatable",
+            )
+        if name == "export":
+            sub.add_argument("folder", metavar="FOLDER", help="folder to make")
+        sub.add_argument(
+            "--allow",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="import this module of yours, which registers the history's codec; repeatable",
+        )
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.add_argument("--no-progress", action="store_true", help="no progress bar")
         sub.add_argument("--debug", action="store_true", help="show where an error comes from")

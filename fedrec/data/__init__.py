@@ -4,14 +4,28 @@ from fedrec.data.datamodule import FederatedDataModule
 from fedrec.data.digits import Digits
 from fedrec.data.fashion_mnist import FashionMNIST
 from fedrec.data.mnist import MNIST
-from fedrec.data.partitioners import DegreeOfNonIID, IIDPartitioner, Partitioner
+from fedrec.data.partitioners import (
+    ByUser,
+    DegreeOfNonIID,
+    Dirichlet,
+    IIDPartitioner,
+    Partition,
+    Partitioner,
+    QuantitySkew,
+    Shards,
+)
 
 __all__ = [
     "MNIST",
+    "ByUser",
     "DegreeOfNonIID",
     "Digits",
+    "Dirichlet",
     "FashionMNIST",
     "FederatedDataModule",
     "IIDPartitioner",
+    "Partition",
     "Partitioner",
+    "QuantitySkew",
+    "Shards",
 ]

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from fedrec._checks import check_int
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.data.partitioners.iid import IIDPartitioner
+from fedrec.data.partitioners.partition import Partition
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import key, numpy_generator, torch_generator
 
@@ -55,6 +56,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         ['client-0: 2', 'client-1: 2', 'client-2: 2', 'client-3: 2']
         >>> coins.num_classes, len(coins.test_dataset)
         (2, 8)
+        >>> coins.partition.counts.sum(axis=0)  # samples of each label
+        array([4, 4])
     """
 
     batch_size: int = 64
@@ -117,11 +120,17 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return train, test
 
     @cached_property
+    def partition(self) -> Partition:
+        """Who of the clients holds which training samples; `plot()` draws it."""
+        labels = self.train_dataset.tensors[1].numpy()
+        generator = numpy_generator(self.seed, "partition")
+        parts = self.partitioner(labels, self.num_clients, generator)
+        return Partition(self.client_ids, parts, labels)
+
+    @cached_property
     def _clients(self) -> dict[str, TensorDataset]:
         inputs, labels = self.train_dataset.tensors
-        generator = numpy_generator(self.seed, "partition")
-        parts = self.partitioner(labels.numpy(), self.num_clients, generator)
-        indices = [torch.from_numpy(part) for part in parts]
+        indices = [torch.from_numpy(part) for part in self.partition.parts]
         return {
             client_id: TensorDataset(inputs[index], labels[index])
             for client_id, index in zip(self.client_ids, indices, strict=True)

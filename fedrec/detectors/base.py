@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedrec.component import Component
+from fedrec.exceptions import ConfigurationError
 from fedrec.types import Detection, RoundRecord
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class Detector(Component, ABC):
 
     action: str = "report"
 
+    #: Whether `observe` looks at the updates; one that does not works on what any history keeps.
+    needs_updates: bool = True
+
     @abstractmethod
     def observe(self, record: RoundRecord) -> None:
         """Look at one round; called once per round, in order.
@@ -66,10 +70,20 @@ class Detector(Component, ABC):
 
         Returns:
             The verdict after the last round (after the deciding round with `action="stop"`).
+
+        Raises:
+            ConfigurationError: If the detector needs updates that the history did not keep.
         """
         self.reset(history.manifest.malicious if truth is None else truth)
+        keep = history.manifest.keep
         for t in history.rounds():
-            self.observe(history.read_round(t))
+            if keep and self.needs_updates and len(history.kept(t)) < len(history.present(t)):
+                raise ConfigurationError(
+                    f"{type(self).__name__} needs the updates of every round, but the history did "
+                    f"not keep all of round {t} (keep={dict(keep)}). HINT: let it watch the "
+                    'recording (`action="stop"`), or record with all updates.'
+                )
+            self.observe(history.read_round(t, None if self.needs_updates else ()))
             if self.action == "stop" and self.result().round is not None:
                 break
         return self.result()

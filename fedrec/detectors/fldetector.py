@@ -44,7 +44,11 @@ class FLDetector(Detector):
     not suited to clients whose data differ so much that some are always harder to predict, nor to
     long full-batch training, where differences between benign clients are all that is left once the
     model has converged. It finds updates that are erratic or large; clients that are wrong in the
-    same way every round, as by flipping signs, look as predictable as others.
+    same way every round, as by flipping signs, look as predictable as others. Attackers that send
+    what they made of the mean of the benign updates (ALIE, IPM, Min-Max) are *more* predictable
+    than clients with mini-batches: then the upper cluster is the benign one (measured: 16 of 16
+    benign and none of 4 malicious clients flagged), so a verdict on more than half of the clients
+    calls for a look at the scores.
 
     Args:
         window: Rounds a score is averaged over; the first verdict can come after this many scored
@@ -101,6 +105,7 @@ class FLDetector(Detector):
         self._previous: RoundRecord | None = None
         self._pairs: deque[tuple[Tensor, Tensor] | None] = deque(maxlen=self.buffer_size)
         self._scored: deque[dict[str, float]] = deque(maxlen=self.window)
+        self._rounds: dict[int, dict[str, float]] = {}
         self._verdict: Detection | None = None
 
     def observe(self, record: RoundRecord) -> None:
@@ -122,8 +127,10 @@ class FLDetector(Detector):
         """Return the verdict, or the scores so far."""
         seen = tuple(sorted(self._seen))
         if self._verdict is None:
-            return Detection(malicious=(), seen=seen, scores=self._scores())
-        return replace(self._verdict, seen=seen)
+            return Detection(
+                malicious=(), seen=seen, scores=self._scores(), round_scores=dict(self._rounds)
+            )
+        return replace(self._verdict, seen=seen, round_scores=dict(self._rounds))
 
     def _score(self, previous: RoundRecord, record: RoundRecord, delta_w: Tensor) -> None:
         before = set(previous.client_ids)
@@ -139,6 +146,7 @@ class FLDetector(Detector):
         # Relative to the mean: comparable between rounds with different numbers of clients.
         scores = scores * len(clients)
         self._scored.append(dict(zip(clients, scores.tolist(), strict=True)))
+        self._rounds[record.round] = self._scored[-1]
 
     def _hvp(self, delta_w: Tensor) -> Tensor:
         """Multiply the shared Hessian; zero where there is nothing to build it from."""

@@ -116,6 +116,8 @@ class DetectorContract(ComponentContract):
         assert list(result.seen) == sorted(records[0].client_ids)
         assert set(result.malicious) <= set(result.seen)
         assert set(result.scores) <= set(result.seen)
+        for t, scores in result.round_scores.items():
+            assert set(scores) <= set(records[t].client_ids)
 
     def test_order_of_clients_does_not_matter(self) -> None:
         """Rows come in any order."""

@@ -25,7 +25,7 @@ class ClippedMean(Aggregator):
         return (updates * (self.radius / norms).clamp(max=1.0)).mean(dim=0)
 
 
-class SignFlip(Attack):
+class Backwards(Attack):
     def __init__(self, factor=5.0):
         self.factor = factor
 
@@ -63,7 +63,7 @@ class EveryOther(ReplayRecoverer):
 """
 
 CONTRACTS = """
-from my_package.components import ClippedMean, EveryOther, LoudestPart, SignFlip
+from my_package.components import Backwards, ClippedMean, EveryOther, LoudestPart
 from fedrec.testing import AggregatorContract, AttackContract, DetectorContract, RecovererContract
 
 
@@ -74,9 +74,9 @@ class TestClippedMean(AggregatorContract):
         return ClippedMean()
 
 
-class TestSignFlip(AttackContract):
+class TestBackwards(AttackContract):
     def make(self):
-        return SignFlip()
+        return Backwards()
 
 
 class TestLoudestPart(DetectorContract):
@@ -97,7 +97,7 @@ data: {class_path: Digits, init_args: {num_clients: 5}}
 model: {class_path: MLP, init_args: {in_features: 64, hidden: [8]}}
 federation: {malicious: 1, batch_size: 8}
 aggregator: {class_path: ClippedMean, init_args: {radius: 2.0}}
-attack: SignFlip
+attack: Backwards
 detector: LoudestPart
 record: {max_rounds: 10, server_lr: 0.1}
 recoverers:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,15 @@ from fedrec.exceptions import ConfigurationError, ShapeError
 
 __all__ = ["Partitioner"]
 
+T = TypeVar("T")
+
 
 class Partitioner(Component, ABC):
     r"""Splits a data set over clients.
 
     Calling the partitioner checks its input, calls `split`, the one method to write, and checks
-    that every sample went to exactly one client and that no client is left without a sample.
+    that every sample went to exactly one client and that no client is left without a sample
+    (`min_samples`, which a partitioner may make an argument: 0 allows empty clients).
 
     Shape:
         - `labels`: $(N,)$, integers.
@@ -29,8 +32,8 @@ class Partitioner(Component, ABC):
 
     Raises:
         ShapeError: If `labels` is not one-dimensional and of integers.
-        ConfigurationError: If there are fewer samples than clients, a client gets no sample, or
-            `split` loses or repeats samples.
+        ConfigurationError: If there are fewer samples than clients need, a client gets fewer than
+            `min_samples`, or `split` loses or repeats samples.
 
     Examples:
         >>> class Slices(Partitioner):
@@ -40,6 +43,12 @@ class Partitioner(Component, ABC):
         >>> Slices()(np.zeros(5, dtype=int), 2, np.random.default_rng(0))
         [array([0, 1, 2]), array([3, 4])]
     """
+
+    #: The fewest samples a client may get.
+    min_samples: int = 1
+
+    #: How often `redraw` draws.
+    max_tries: int = 100
 
     @abstractmethod
     def split(
@@ -66,10 +75,12 @@ class Partitioner(Component, ABC):
                 "Expected `labels` to be integers of shape (N,), "
                 f"but got {labels.dtype} of shape {labels.shape}."
             )
-        if len(labels) < num_clients:
+        needed = num_clients * max(self.min_samples, 1)
+        if len(labels) < needed:
+            each = f" of {self.min_samples} or more each" if self.min_samples > 1 else ""
             raise ConfigurationError(
-                f"Cannot split {len(labels)} samples over {num_clients} clients. "
-                "HINT: lower `num_clients`."
+                f"Cannot split {len(labels)} samples over {num_clients} clients{each}. "
+                f"HINT: lower `num_clients`{' or `min_samples`' if each else ''}."
             )
         parts = [
             np.sort(np.asarray(part, dtype=np.int64))
@@ -90,9 +101,34 @@ class Partitioner(Component, ABC):
                 f"Expected {self!r} to give each of {num_samples} samples to exactly one client, "
                 "but it lost or repeated some."
             )
-        empty = sum(len(part) == 0 for part in parts)
-        if empty:
+        short = sum(len(part) < self.min_samples for part in parts)
+        if short:
+            few = "without a sample" if self.min_samples == 1 else f"with under {self.min_samples}"
             raise ConfigurationError(
-                f"{self!r} left {empty} of {num_clients} clients without a sample. HINT: lower "
+                f"{self!r} left {short} of {num_clients} clients {few}. HINT: lower "
                 "`num_clients`, use more samples, or choose a partitioner closer to iid."
             )
+
+    def redraw(self, draw: Callable[[], T], sizes: Callable[[T], NDArray[np.int64]]) -> T:
+        """Draw until every client has `min_samples`, but `max_tries` times at most.
+
+        Args:
+            draw: Draws a partition, in whatever form.
+            sizes: Returns how many samples each client has in it, shape $(n,)$.
+
+        Raises:
+            ConfigurationError: If no draw is good enough.
+        """
+        fewest = -1
+        for _ in range(self.max_tries):
+            drawn = draw()
+            smallest = int(sizes(drawn).min())
+            if smallest >= self.min_samples:
+                return drawn
+            fewest = max(fewest, smallest)
+        raise ConfigurationError(
+            f"In {self.max_tries} draws of {self!r} there was always a client with fewer than "
+            f"{self.min_samples} samples; the smallest client of the best draw has {fewest}. HINT: "
+            "use a larger `alpha` or fewer clients, or lower `min_samples` (0 allows empty "
+            "clients)."
+        )

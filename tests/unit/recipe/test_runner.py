@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedrec.exceptions import ConfigurationError
+from fedrec.exceptions import ConfigurationError, FedrecError
 from fedrec.history import LMDBHistory
 from fedrec.recipe import load_recipe, run
 
@@ -164,6 +164,24 @@ def test_another_recording_is_refused_with_the_ways_out(recipe_file: Path, copie
     assert "max_rounds" not in message
     assert "`name=another-name`" in message
     assert "`--overwrite`" in message
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "history={class_path: LMDBHistory, init_args: {master_key: 'file:there/is/none'}}",
+        "aggregator={class_path: Krum, init_args: {num_byzantine: 2}}",
+    ],
+)
+def test_a_recording_without_a_round_does_not_stand_in_the_way_of_the_corrected_recipe(
+    mistake: str, recipe_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FedrecError):
+        run(load_recipe(recipe_file, [mistake]), output_dir=tmp_path, progress=False)
+    assert not (tmp_path / "small" / "history").exists()
+    recipe = load_recipe(recipe_file, ["record.max_rounds=4"])
+    results = run(recipe, output_dir=tmp_path, steps=["record"], progress=False)
+    assert results["history"]["rounds"] == 4
 
 
 def test_overwrite_starts_over(recipe_file: Path, copied: Path) -> None:

@@ -1,0 +1,146 @@
+"""`fedrec detect RUN --detector ...`: several detectors on one recording, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedrec.detectors.base import Detector
+from fedrec.exceptions import ConfigurationError
+from fedrec.history.base import HistoryStore
+from fedrec.recipe.classes import ClassFinder
+from fedrec.recipe.folder import existing
+from fedrec.recipe.instantiate import Instantiator
+from fedrec.recipe.schema import build_parts, load_recipe
+from fedrec.report.table import fraction
+
+__all__ = ["compare", "compare_run"]
+
+
+def compare_run(args: argparse.Namespace) -> None:
+    """Compare the detectors on a run's recording; nothing in the run folder changes."""
+    folder = existing(args.target)
+    detectors = _build(args.detector, args.allow)
+    recipe = load_recipe(folder.recipe_file, args.overrides, args.allow)
+    cls, arguments = build_parts(recipe).history
+    if "path" in inspect.signature(cls).parameters:
+        arguments = {**arguments, "path": folder.path / "history"}
+    with cls(**arguments) as history:
+        if history.is_empty:
+            raise ConfigurationError(
+                f"`{folder.path}` has no recording. HINT: `fedrec record {folder.recipe_file}` "
+                "makes one."
+            )
+        rows = compare(history, detectors)
+        truth, rounds = history.manifest.malicious, len(history.rounds())
+    if args.json:
+        result = {"truth": list(truth), "rounds": rounds, "detectors": rows}
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    else:
+        _print(rows, f"{folder.path}: {rounds} rounds, {len(truth)} malicious clients")
+
+
+def compare(history: HistoryStore, detectors: Sequence[Detector]) -> list[dict[str, Any]]:
+    """Let each of the detectors replay a history.
+
+    Args:
+        history: The recording.
+        detectors: The detectors.
+
+    Returns:
+        A row a detector: `detector` (its repr), `label` (without default arguments), `malicious`,
+        `round`, `precision`, `recall`, `fpr`, `fnr` (`None` where undefined), `scores`,
+        `round_scores` and `seconds`.
+
+    Examples:
+        >>> from fedrec import FederatedLoop, Federation
+        >>> from fedrec.aggregators import FedAvg
+        >>> from fedrec.data import Digits
+        >>> from fedrec.detectors import ImperfectOracle
+        >>> from fedrec.history import MemoryHistory
+        >>> from fedrec.models import MLP
+        >>> data, model = Digits(num_clients=4), MLP(in_features=64)
+        >>> federation = Federation.from_data(data, model, malicious=2, batch_size=8)
+        >>> history, loop = MemoryHistory(), FederatedLoop(fast_dev_run=True)
+        >>> result = loop.record(federation, FedAvg(), history, max_rounds=3, server_lr=0.1)
+        >>> row, = compare(history, [ImperfectOracle(fnr=0.5)])
+        >>> row["precision"], row["recall"], row["fpr"], row["fnr"], row["round"]
+        (1.0, 0.5, 0.0, 0.5, 0)
+    """
+    truth = history.manifest.malicious
+    rows = []
+    for detector in detectors:
+        began = time.perf_counter()
+        detection = detector.detect(history)
+        rows.append(
+            {
+                "detector": repr(detector),
+                "label": _label(detector),
+                "malicious": list(detection.malicious),
+                "round": detection.round,
+                "precision": detection.precision(truth),
+                "recall": detection.recall(truth),
+                "fpr": detection.false_positive_rate(truth),
+                "fnr": detection.false_negative_rate(truth),
+                "scores": _finite(detection.scores),
+                "round_scores": {
+                    str(t): _finite(scores) for t, scores in detection.round_scores.items()
+                },
+                "seconds": time.perf_counter() - began,
+            }
+        )
+    return rows
+
+
+def _label(detector: Detector) -> str:
+    """Write the detector with those of its arguments that are not the defaults."""
+    defaults = inspect.signature(type(detector)).parameters
+    given = {k: v for k, v in detector.init_args().items() if v != defaults[k].default}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"{type(detector).__name__}({arguments})" if given else type(detector).__name__
+
+
+def _build(nodes: Sequence[str], allow: Sequence[str]) -> list[Detector]:
+    """Make the detectors that the options name: a class, or a mapping as in a recipe."""
+    make = Instantiator(ClassFinder(allow))
+    built = []
+    for node in nodes:
+        try:
+            value = yaml.safe_load(node)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"--detector: {node!r} is not YAML: {error}") from error
+        built.append(make.component(value, "--detector", [Detector]))
+    if make.errors:
+        raise ConfigurationError("\n".join(make.errors))
+    return built
+
+
+def _print(rows: Sequence[dict[str, Any]], title: str) -> None:
+    table = Table(
+        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("Detector", overflow="fold", min_width=20)
+    for heading in ("Flagged", "Precision", "Recall", "FPR", "FNR", "Round", "Seconds"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        rates = [fraction(row[key]) for key in ("precision", "recall", "fpr", "fnr")]
+        decided = "-" if row["round"] is None else str(row["round"])
+        flagged, seconds = str(len(row["malicious"])), f"{row['seconds']:.1f}"
+        table.add_row(escape(row["label"]), flagged, *rates, decided, seconds)
+    Console().print(table)
+
+
+def _finite(values: Any) -> dict[str, float]:
+    return {client: value for client, value in values.items() if math.isfinite(value)}

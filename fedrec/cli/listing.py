@@ -1,0 +1,237 @@
+"""`fedrec ls` and `fedrec show`: what a recipe can name, and what it says about itself."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.recipe.classes import ClassFinder
+
+__all__ = ["FAMILIES", "describe", "find", "ls", "sections", "show"]
+
+#: Base class and section of a recipe, by family.
+FAMILIES = {
+    "attacks": ("fedrec.attacks.Attack", "attack"),
+    "aggregators": ("fedrec.aggregators.Aggregator", "aggregator"),
+    "detectors": ("fedrec.detectors.Detector", "detector"),
+    "recoverers": ("fedrec.recoverers.Recoverer", "recoverers.0"),
+    "data": ("fedrec.data.FederatedDataModule", "data"),
+    "partitioners": ("fedrec.data.Partitioner", "data.init_args.partitioner"),
+    "models": ("pytorch_lightning.LightningModule", "model"),
+    "samplers": ("fedrec.federation.ClientSampler", "record.sampler"),
+    "histories": ("fedrec.history.HistoryStore", "history"),
+}
+
+_HEADING = re.compile(r"^(Args|Attributes|Shape|Raises|Returns|References|Examples):$")
+
+
+def ls(args: argparse.Namespace) -> None:
+    """List the components of a family, or of all."""
+    found = find(args.allow)
+    if args.target is not None:
+        if args.target not in FAMILIES:
+            raise ConfigurationError(
+                expected("FAMILY", "a family of components", args.target, known=FAMILIES)
+            )
+        found = {args.target: found[args.target]}
+    described = [describe(cls, family) for family, group in found.items() for cls in group]
+    if args.json:
+        keys = ("name", "family", "class_path", "summary", "references")
+        _write_json([{key: entry[key] for key in keys} for entry in described])
+        return
+    console = Console()
+    for family in found:
+        table = Table(title=family, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("Name", no_wrap=True)
+        table.add_column("What it does")
+        table.add_column("Paper")
+        for entry in described:
+            if entry["family"] == family:
+                papers = [short_reference(text) for text in entry["references"]]
+                table.add_row(
+                    entry["name"], escape(_plain(entry["summary"])), escape("; ".join(papers))
+                )
+        console.print(table)
+
+
+def show(args: argparse.Namespace) -> None:
+    """Show one component."""
+    known: dict[str, list[tuple[type, str]]] = {}
+    for family, group in find(args.allow).items():
+        for cls in group:
+            known.setdefault(cls.__name__, []).append((cls, family))
+    if args.target not in known:
+        hint = "`fedrec ls` lists them; `--allow my_package` adds those of a module of yours."
+        raise ConfigurationError(
+            expected("NAME", "a component", args.target, known=sorted(known), hint=hint)
+        )
+    described = [describe(cls, family) for cls, family in known[args.target]]
+    if args.json:
+        _write_json(described[0] if len(described) == 1 else described)
+        return
+    for entry in described:
+        sys.stdout.write(_as_text(entry))
+
+
+def find(allow: Iterable[str] = ()) -> dict[str, list[type]]:
+    """Return the classes that recipes can name, by family.
+
+    Args:
+        allow: Modules whose classes are added; they are imported.
+
+    Examples:
+        >>> [cls.__name__ for cls in find()["models"]][:2]
+        ['CNN', 'HARMLP']
+    """
+    finder = ClassFinder(allow)
+    found = {}
+    for family, (path, _) in FAMILIES.items():
+        module, _, name = path.rpartition(".")
+        known = finder.known([getattr(importlib.import_module(module), name)])
+        found[family] = [cls for classes in known.values() for cls in classes]
+    return found
+
+
+def describe(cls: type, family: str) -> dict[str, Any]:
+    """Return what a class says about itself, as plain values.
+
+    Args:
+        cls: The class.
+        family: Its family.
+
+    Returns:
+        `name`, `family`, `class_path`, `signature`, `summary`, `arguments` (name, type, default,
+        description), `references`, `docstring` and `recipe` (the section that names it).
+    """
+    docstring = inspect.getdoc(cls) or ""
+    parts = sections(docstring)
+    said = _arguments(parts.get("Args", ""))
+    signature = inspect.signature(cls)
+    arguments = [
+        {
+            "name": name,
+            "type": _type_name(parameter.annotation),
+            "default": None if parameter.default is parameter.empty else repr(parameter.default),
+            "description": said.get(name, ""),
+        }
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    references = re.split(r"^\s*- ", parts.get("References", ""), flags=re.MULTILINE)
+    return {
+        "name": cls.__name__,
+        "family": family,
+        "class_path": f"{cls.__module__}.{cls.__qualname__}",
+        "signature": f"{cls.__name__}{_shown(arguments)}",
+        "summary": " ".join(parts[""].partition("\n\n")[0].split()),
+        "arguments": arguments,
+        "references": [" ".join(text.split()) for text in references if text.strip()],
+        "docstring": docstring,
+        "recipe": _recipe(cls, family),
+    }
+
+
+def sections(docstring: str) -> dict[str, str]:
+    r"""Cut a Google-style docstring into its sections; what comes first is `""`.
+
+    Examples:
+        >>> sections("Does it.\n\nArgs:\n    x: A number.")
+        {'': 'Does it.', 'Args': 'x: A number.'}
+    """
+    found: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in docstring.splitlines():
+        heading = _HEADING.match(line)
+        if heading:
+            current = heading[1]
+            found[current] = []
+        else:
+            found[current].append(line)
+    return {name: inspect.cleandoc("\n".join(lines)) for name, lines in found.items()}
+
+
+def short_reference(reference: str) -> str:
+    """Name a paper by its authors and venue.
+
+    Examples:
+        >>> short_reference("Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (here).")
+        'Yin et al., ICML 2018'
+    """
+    parts = re.sub(r"\s*\([^)]*\)\.?$", "", reference).rstrip(".").split(", ")
+    dated = [part for part in parts[1:] if re.search(r"\b\d{4}$", part)]
+    return ", ".join([parts[0], *(dated or parts[1:])[-1:]])
+
+
+def _arguments(text: str) -> dict[str, str]:
+    entries = re.split(r"^(\w+):", text, flags=re.MULTILINE)[1:]
+    return {
+        name: " ".join(said.split()) for name, said in zip(entries[::2], entries[1::2], strict=True)
+    }
+
+
+def _type_name(annotation: Any) -> str | None:
+    if annotation is inspect.Parameter.empty:
+        return None
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _shown(arguments: list[dict[str, Any]]) -> str:
+    shown = [
+        f"{a['name']}{': ' + a['type'] if a['type'] else ''}"
+        f"{'' if a['default'] is None else ' = ' + a['default']}"
+        for a in arguments
+    ]
+    one_line = ", ".join(shown)
+    return f"({one_line})" if len(one_line) < 80 else "(\n    " + ",\n    ".join(shown) + ",\n)"
+
+
+def _recipe(cls: type, family: str) -> str:
+    """Write the section of a recipe that names the class with its default arguments."""
+    values: dict[str, Any] = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if isinstance(parameter.default, (bool, int, float, str, type(None), list, tuple)):
+            values[name] = parameter.default
+        elif parameter.default is parameter.empty:
+            values[name] = "..."
+    lines, indent = [], ""
+    for key in FAMILIES[family][1].split("."):
+        lines.append(f"{indent}{'- ' if key.isdigit() else key + ':'}")
+        indent += "  "
+    if lines[-1].endswith("- "):  # an entry of a list begins on the line of its dash
+        lines[-1] += f"class_path: {cls.__name__}"
+    else:
+        lines.append(f"{indent}class_path: {cls.__name__}")
+    if values:
+        lines.append(f"{indent}init_args: {json.dumps(values)}")
+    return "\n".join(lines)
+
+
+def _as_text(entry: dict[str, Any]) -> str:
+    head = f"{entry['name']} ({entry['family']}, {entry['class_path']})"
+    return "\n".join(
+        [head, "", entry["signature"], "", entry["docstring"], "", "Recipe:", ""]
+        + [f"    {line}" for line in entry["recipe"].splitlines()]
+        + ["", ""]
+    )
+
+
+def _plain(text: str) -> str:
+    return text.replace("`", "").replace("$", "")
+
+
+def _write_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,84 @@
+"""The partition by the users the samples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrec.data.partitioners.base import Partitioner
+from fedrec.exceptions import ConfigurationError, ShapeError, expected
+
+__all__ = ["ByUser"]
+
+
+class ByUser(Partitioner):
+    """The samples of a user stay together.
+
+    With as many clients as users, clients are the users in the order of their ids. With fewer,
+    users are dealt out at random, so that every client stands for a group of them whose number
+    differs by at most one.
+
+    Args:
+        users: The user of every sample, in the order of the training data: numbers or texts; or the
+            path of a text file with one a line.
+
+    Raises:
+        ConfigurationError: If `users` is neither, the file cannot be read, or, when splitting,
+            there are fewer users than clients.
+        ShapeError: If, when splitting, there is not one user a sample.
+
+    Examples:
+        >>> by_user = ByUser(users=["ann", "bob", "ann", "cid"])
+        >>> by_user(np.array([0, 1, 1, 0]), 3, np.random.default_rng(0))
+        [array([0, 2]), array([1]), array([3])]
+    """
+
+    def __init__(self, users: Sequence[int | str] | str) -> None:
+        if not isinstance(users, str):
+            users = tuple(u.item() if isinstance(u, np.generic) else u for u in users)
+            kinds = {type(user) for user in users}
+            if not users or kinds not in ({int}, {str}):
+                raise ConfigurationError(
+                    expected("users", "all numbers, all texts, or the path of a file", users[:5])
+                )
+        self.users = users
+
+    def split(
+        self, labels: NDArray[np.integer[Any]], num_clients: int, generator: np.random.Generator
+    ) -> Sequence[NDArray[np.integer[Any]]]:
+        """Give every user, or group of users, to a client."""
+        ids, user = np.unique(np.array(self._read()), return_inverse=True)
+        if len(user) != len(labels):
+            raise ShapeError(
+                f"Expected `users` to name one user a sample, but got {len(user)} for "
+                f"{len(labels)} samples."
+            )
+        if len(ids) < num_clients:
+            raise ConfigurationError(
+                f"Cannot split {len(ids)} users over {num_clients} clients. HINT: "
+                f"`num_clients={len(ids)}` makes every user a client."
+            )
+        client = np.arange(len(ids))
+        if len(ids) > num_clients:
+            client = generator.permutation(np.arange(len(ids)) % num_clients)
+        order = np.argsort(client[user], kind="stable")
+        ends = np.cumsum(np.bincount(client[user], minlength=num_clients))
+        return np.split(order, ends[:-1])
+
+    def _read(self) -> Sequence[int | str]:
+        if not isinstance(self.users, str):
+            return self.users
+        try:
+            return Path(self.users).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            requirement = "a text file with one user a line"
+            raise ConfigurationError(expected("users", requirement, self.users)) from error
+
+    def __repr__(self) -> str:
+        if isinstance(self.users, str):
+            return f"ByUser(users={self.users!r})"
+        return f"ByUser(users=<{len(set(self.users))} users of {len(self.users)} samples>)"

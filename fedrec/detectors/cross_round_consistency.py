@@ -1,0 +1,82 @@
+"""Malicious clients are those that change from round to round unlike others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_choice
+from fedrec.detectors._client_rows import ClientRows
+from fedrec.detectors.scores import ScoreDetector
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.functional.consistency import row_cosines, sign_agreement
+from fedrec.functional.outliers import modified_z_scores
+from fedrec.types import RoundRecord
+
+__all__ = ["CrossRoundConsistency"]
+
+
+class CrossRoundConsistency(ScoreDetector):
+    r"""Flags clients whose updates follow their own previous ones less, or more, than others' do.
+
+    $c_i$ is the cosine of a client's update with its own previous one, $\cos(g_i^t, g_i^{t'})$, or
+    the fraction of the entries that kept their sign; its score is the modified z-score of $1 -
+    c_i$ among the round's clients. Noise drawn anew every round agrees less than benign gradients
+    do, an update made up once and sent again and again more. No model of the training is needed,
+    unlike for `FLDetector`, whose idea it simplifies. A client is first scored when it takes part
+    for the second time. Remembers one update per client.
+
+    Args:
+        measure: `"cosine"` or `"sign"`.
+        window: Rounds a client's score is averaged over; it is flagged after that many at the
+            earliest.
+        threshold: Above this average a client is flagged, in robust standard deviations.
+        two_sided: Whether unusually consistent clients are suspicious, too.
+        start_round: Rounds before this are not scored.
+        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    References:
+        - Zhang et al., FLDetector: Defending Federated Learning Against Model Poisoning Attacks
+          via Detecting Malicious Clients, KDD 2022.
+
+    Examples:
+        >>> CrossRoundConsistency(measure="sign").measure
+        'sign'
+    """
+
+    def __init__(
+        self,
+        measure: str = "cosine",
+        window: int = 10,
+        threshold: float = 3.5,
+        two_sided: bool = True,
+        start_round: int = 0,
+        action: str = "report",
+    ) -> None:
+        super().__init__(window, threshold, start_round, action)
+        self.measure = check_choice("measure", measure, ["cosine", "sign"])
+        if not isinstance(two_sided, bool):
+            raise ConfigurationError(expected("two_sided", "true or false", two_sided))
+        self.two_sided = two_sided
+
+    def reset(self, truth: Sequence[str] = ()) -> None:
+        """Forget everything observed.
+
+        Args:
+            truth: Not looked at.
+        """
+        super().reset(truth)
+        self._previous = ClientRows()
+
+    def score(self, record: RoundRecord) -> Tensor:
+        """Compare every client with itself, then standardise."""
+        before, new = self._previous.read(record)
+        measure = row_cosines if self.measure == "cosine" else sign_agreement
+        agreement = measure(before, record.updates).cpu().double()
+        self._previous.write(record, record.updates)
+        return modified_z_scores(torch.where(new, torch.nan, 1 - agreement))

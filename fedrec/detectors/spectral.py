@@ -1,0 +1,70 @@
+"""Malicious clients are those that make the updates vary most."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_int
+from fedrec.detectors.scores import ScoreDetector
+from fedrec.functional.outliers import modified_z_scores
+from fedrec.functional.spectral import spectral_scores
+from fedrec.random import numpy_generator
+from fedrec.types import RoundRecord
+
+__all__ = ["Spectral"]
+
+
+class Spectral(ScoreDetector):
+    r"""Flags clients that are outliers along the direction of largest variance.
+
+    A client's score in a round is the modified z-score of $|\langle g_i - \mu, v \rangle|$: how far
+    it is from the mean along the top right singular direction $v$ of the round's centred updates.
+    That ranks clients as DnC does, by the square. Attackers that act together make that direction
+    theirs.
+
+    Args:
+        num_coordinates: Score on so many coordinates, drawn anew for every round, as DnC does;
+            `None` for all.
+        window: Rounds a client's score is averaged over; it is flagged after that many at the
+            earliest.
+        threshold: Above this average a client is flagged, in robust standard deviations.
+        start_round: Rounds before this are not scored.
+        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
+        seed: Seed of the coordinates.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    References:
+        - Shejwalkar and Houmansadr, Manipulating the Byzantine: Optimizing Model Poisoning Attacks
+          and Defenses for Federated Learning, NDSS 2021.
+
+    Examples:
+        >>> Spectral(num_coordinates=10_000).num_coordinates
+        10000
+    """
+
+    def __init__(
+        self,
+        num_coordinates: int | None = None,
+        window: int = 10,
+        threshold: float = 3.5,
+        start_round: int = 0,
+        action: str = "report",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(window, threshold, start_round, action)
+        if num_coordinates is not None:
+            check_int("num_coordinates", num_coordinates, minimum=1)
+        self.num_coordinates = num_coordinates
+        self.seed = check_int("seed", seed, minimum=0)
+
+    def score(self, record: RoundRecord) -> Tensor:
+        """Standardise the distances along the top singular direction."""
+        updates = record.updates
+        if self.num_coordinates is not None and self.num_coordinates < updates.shape[1]:
+            draw = numpy_generator(self.seed, "spectral", record.round)
+            chosen = draw.choice(updates.shape[1], size=self.num_coordinates, replace=False)
+            updates = updates[:, torch.from_numpy(chosen).to(updates.device)]
+        return modified_z_scores(spectral_scores(updates).sqrt())
