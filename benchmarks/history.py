@@ -30,6 +30,7 @@ import torch
 from timing import table, write_csv
 from workloads import WORKLOADS, workload
 
+from fedrec._allocator import keep_freed_memory
 from fedrec.aggregators import FedAvg
 from fedrec.callbacks import Callback
 from fedrec.history import HistoryStore, LMDBHistory, Manifest, MemoryHistory
@@ -283,6 +284,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the recording here, and use it")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
+    keep_freed_memory()  # as the loop does
     function, headers = PARTS[arguments.part]
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         rows = function(arguments, Path(folder))

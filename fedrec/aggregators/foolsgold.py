@@ -84,8 +84,8 @@ class FoolsGold(Aggregator):
         rows = torch.tensor([self._rows[client_id] for client_id in ids], device=updates.device)
         self._sums.index_add_(0, rows, updates)
         # Of a sum that overflows, the direction is not lost.
-        largest = torch.finfo(updates.dtype).max
-        return self._sums[rows].clamp_(-largest, largest)
+        limit = torch.finfo(updates.dtype).max
+        return self._sums[rows].clamp_(-limit, limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clients seen so far, and the sums of their updates, one row each."""

@@ -71,8 +71,8 @@ class SybilSimilarity(ScoreDetector):
         """Add the updates to the sums, and standardise every client's largest similarity."""
         sums = self._sums.read(record)[0] + record.updates
         # One client whose sum overflows must not hide the others.
-        largest = torch.finfo(sums.dtype).max
-        sums.clamp_(-largest, largest)
+        limit = torch.finfo(sums.dtype).max
+        sums.clamp_(-limit, limit)
         self._sums.write(record, sums)
         if len(sums) == 1:
             return torch.full((1,), torch.nan)

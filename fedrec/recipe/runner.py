@@ -246,7 +246,8 @@ class _Session:
             if other:
                 ((self.folder.path / file).parent / "checkpoint.npz").unlink(missing_ok=True)
             self.folder.write(file, {"spec": spec})
-            _log.info("Recovering without %d clients: %s.", len(exclude), label)
+            noun = "client" if len(exclude) == 1 else "clients"
+            _log.info("Recovering without %d %s: %s.", len(exclude), noun, label)
             try:
                 result = self.loop.recover(
                     self.federation,
