@@ -24,6 +24,7 @@ from fedrec.exceptions import (
     HistoryFullError,
 )
 from fedrec.history.errors import foreign, full_disk, in_use, write_error
+from fedrec.history.mapped import MappedFile
 from fedrec.history.pages import require_sound_pages
 
 __all__ = ["Environment", "beside", "put_in_place"]
@@ -73,6 +74,7 @@ class Environment:
         try:
             self._lock(fcntl.LOCK_SH, "being compacted or repaired")
             self._env = _open_lmdb(directory, map_size, sync)
+            self.file = MappedFile(self._data)
         except BaseException:
             os.close(self._use)
             raise
@@ -148,9 +150,8 @@ class Environment:
         with self._mutex:
             self._users -= 1
             if self._users == 0 and self.pid == os.getpid():
-                self._env.close()
                 fcntl.flock(self._use, fcntl.LOCK_UN)  # a fork may still have it open
-                os.close(self._use)
+                self._close()
                 for identity in [i for i, shared in self._shared.items() if shared is self]:
                     del self._shared[identity]
 
@@ -291,6 +292,7 @@ class Environment:
 
     def _close(self) -> None:
         self._env.close()
+        self.file.close()
         os.close(self._use)
 
     def _check_size(self) -> None:
