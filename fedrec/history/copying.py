@@ -92,7 +92,7 @@ def require_whole(new: Path, recording: Recording, progress: Progress | None) ->
 
 def _edited(snapshot: Snapshot, t: int, reason: Reason, previous: str) -> dict[str, Any]:
     """Return the round record of round `t` as it is to be written."""
-    entry, _ = snapshot.entry(t)
+    entry = dict(snapshot.entry(t)[0])
     why = {index: reason(t, index) for index in entry["present"]}
     kept = set(snapshot.kept(entry))  # fewer rounds may be left, but what expired has expired
     entry["updates"] = [c if k in kept else None for k, c in enumerate(entry["updates"])]

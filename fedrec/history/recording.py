@@ -93,6 +93,8 @@ class Recording:
         self.forgotten: dict[str, str] = {}
         #: Those of whom something may be left.
         self.pending: tuple[str, ...] = ()
+        #: The round record that was read last: its bytes, what they say, and their hash.
+        self.last_entry: tuple[bytes, dict[str, Any], str] | None = None
         self.manifest = Manifest.from_json(text)
         self.codec = CODECS[manifest.codec]
         self.retention = Retention.of(manifest.keep)

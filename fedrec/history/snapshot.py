@@ -135,7 +135,7 @@ class Snapshot:
         return entries
 
     def entry(self, t: int) -> tuple[dict[str, Any], str]:
-        """Return the round record of round `t`, and its hash.
+        """Return the round record of round `t`, which must not be changed, and its hash.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
@@ -149,10 +149,15 @@ class Snapshot:
                 f"Round {t} is not in history `{self.recording.history}` ({stored}). "
                 "HINT: ask for fewer rounds, or record more."
             )
-        record = cursor.value()
-        payload = self.recording.unpack(record, t, ROUND)
-        size = self._environment.num_bytes()
-        return read_entry(payload, self.recording, t, size), digest(record)
+        record = bytes(cursor.value())
+        # Who is there, whose update was kept, and what was sent is asked one after the other.
+        last = self.recording.last_entry
+        if last is None or last[0] != record or last[1]["round"] != t:
+            payload = self.recording.unpack(memoryview(record), t, ROUND)
+            size = self._environment.num_bytes()
+            entry = read_entry(payload, self.recording, t, size)
+            last = self.recording.last_entry = record, entry, digest(record)
+        return last[1:]
 
     def kept(self, entry: dict[str, Any]) -> list[int]:
         """Return which of the clients present in a round record have their update stored."""
