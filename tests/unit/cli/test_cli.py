@@ -73,7 +73,7 @@ def test_run_then_every_step_on_its_folder(here: Path, capsys: pytest.CaptureFix
     assert main(["detect", "runs/one", detector]) == 0
     assert "Flagged as malicious in round 0: client-3." in capsys.readouterr().out
     assert main(["recover", "runs/one", "--no-progress"]) == 0
-    assert "Recovering without 1 clients: HistoricalOnly." in capsys.readouterr().err
+    assert "Recovering without 1 client: HistoricalOnly." in capsys.readouterr().err
     (here / "runs" / "one" / "report.html").unlink()
     assert main(["report", "runs/one"]) == 0
     assert (here / "runs" / "one" / "report.html").is_file()
