@@ -28,7 +28,9 @@ class FLAME(Aggregator):
     $$\frac{1}{\lvert \mathcal A \rvert} \sum_{i \in \mathcal A}
     \min\left(1, \frac{S}{\lVert g_i \rVert}\right) g_i + \mathcal N(0, (\lambda S)^2 I)$$
 
-    The noise is a function of (seed, round). Client weights are ignored.
+    The noise is a function of (seed, round). Client weights are ignored. The paper takes cosines of
+    local models; those of updates are taken here, since models share most of their direction, the
+    global weights.
 
     Args:
         noise_factor: $\lambda \ge 0$, 0.001 in the paper's image experiments; 0 adds no noise.
