@@ -86,7 +86,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     rows = [row for row in fault_rows.ROWS if row.release]
-    for row in rows:
+    # The history's core has to work without torch, which no row may have imported before.
+    for row in sorted(rows, key=lambda row: row.needs_torch):
         name = (row.id, row.name, row.mode)
         if args.table or not row.is_one_of(args.rows):
             continue

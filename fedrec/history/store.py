@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -335,6 +336,8 @@ class RoundStore:
         if self._lock is None or self._lock.pid != os.getpid():
             warn_about(self._directory)
             self._lock = WriterLock(self._directory)
+            # Of a process that was killed when it had put a new file in place.
+            shutil.rmtree(self._directory / "new", ignore_errors=True)
             self._tail = None
 
     def _open(self) -> Environment:

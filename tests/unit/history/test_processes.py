@@ -8,7 +8,8 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -382,3 +383,15 @@ assert store.verify() == range(5)
 print("done")
 """
     assert run_script(COMMON + code, tmp_path) == "done\n"
+
+
+def test_what_a_killed_process_left_beside_the_file_goes(recorded: Callable[..., Path]) -> None:
+    path = recorded(num_rounds=1)
+    (path / "new").mkdir()
+    (path / "new" / "lock.mdb").write_bytes(b"")
+    with closing(RoundStore(path)) as store:
+        record = store.read_round(0)
+        assert (path / "new").exists()  # who reads changes nothing
+        store.write_round(replace(record, round=1))
+        assert not (path / "new").exists()
+        assert store.verify() == range(2)
