@@ -138,6 +138,8 @@ def _begin(path: Path) -> None:
     store = RoundStore(path)
     if store.is_empty:
         store.begin(manifest())
+    if not store.rounds():
+        store.write_round(arrays(0))
     store.close()
 
 
@@ -164,7 +166,7 @@ def _require_repairable(path: Path) -> None:
 Step = Callable[[Path], Any]
 #: By name: what is there before, the operation, a check of what a kill left, what is there after.
 OPERATIONS: dict[str, tuple[Step, Step, Step, int]] = {
-    "begin": (lambda path: None, _begin, lambda path: None, 0),
+    "begin": (lambda path: None, _begin, lambda path: None, 1),
     "round in one transaction": (lambda path: record(path, TORN), _write, require_whole, TORN + 2),
     "round in several": (
         lambda path: record(path, TORN),
