@@ -7,7 +7,14 @@ from collections.abc import Iterable
 
 from fedrec.exceptions import ConfigurationError, expected
 
-__all__ = ["check_choice", "check_float", "check_int"]
+__all__ = ["check_bool", "check_choice", "check_float", "check_int"]
+
+
+def check_bool(argument: str, value: object) -> bool:
+    """Return `value` if it is true or false, else raise `ConfigurationError`."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(expected(argument, "true or false", value))
+    return value
 
 
 def check_int(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import warnings
 import zipfile
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrec._files import write_atomically
 from fedrec.exceptions import FedrecWarning, HistoryCorruptedError
 
 __all__ = [
@@ -24,28 +24,11 @@ __all__ = [
     "load_state",
     "on_device",
     "save_state",
-    "write_atomically",
 ]
 
 # What reading a damaged archive may end in; `zipfile` raises RuntimeError where flags make it
 # believe that an entry is encrypted, and its subclass NotImplementedError for unknown methods.
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash either the old or the new content is there, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedrec.checkpoint import write_atomically
+from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["MetricsLog", "read_metrics"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedrec._files import write_atomically
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.checkpoint import (
@@ -20,7 +21,6 @@ from fedrec.checkpoint import (
     load_state,
     on_device,
     save_state,
-    write_atomically,
 )
 from fedrec.component import build
 from fedrec.engine import Engine

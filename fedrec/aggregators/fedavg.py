@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedrec._checks import check_bool
 from fedrec.aggregators.base import Aggregator
-from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.means import weighted_mean
 from fedrec.types import RoundContext
 
@@ -45,9 +45,7 @@ class FedAvg(Aggregator):
     """
 
     def __init__(self, weighted: bool = True) -> None:
-        if not isinstance(weighted, bool):
-            raise ConfigurationError(expected("weighted", "true or false", weighted))
-        self.weighted = weighted
+        self.weighted = check_bool("weighted", weighted)
 
     def coefficients(self, client_weights: Tensor) -> Tensor:
         """Every client's share."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedrec._checks import check_float, check_int
+from fedrec._checks import check_bool, check_float, check_int
 from fedrec.aggregators.base import Aggregator
-from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.geometric_median import geometric_median
 from fedrec.types import RoundContext
 
@@ -57,9 +56,7 @@ class GeometricMedian(Aggregator):
         self.smoothing = check_float("smoothing", smoothing, minimum=0, open_minimum=True)
         self.tolerance = check_float("tolerance", tolerance, minimum=0)
         self.max_iterations = check_int("max_iterations", max_iterations, minimum=1)
-        if not isinstance(weighted, bool):
-            raise ConfigurationError(expected("weighted", "true or false", weighted))
-        self.weighted = weighted
+        self.weighted = check_bool("weighted", weighted)
 
     def aggregate(
         self,

@@ -6,9 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedrec._checks import check_choice, check_float
+from fedrec._checks import check_bool, check_choice, check_float
 from fedrec.aggregators.base import Aggregator
-from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.clipping import norm_clipping
 from fedrec.types import RoundContext
 
@@ -55,9 +54,7 @@ class NormClipping(Aggregator):
         else:
             check_float("max_norm", max_norm, minimum=0, open_minimum=True)
         self.max_norm = max_norm
-        if not isinstance(weighted, bool):
-            raise ConfigurationError(expected("weighted", "true or false", weighted))
-        self.weighted = weighted
+        self.weighted = check_bool("weighted", weighted)
 
     def aggregate(
         self,

@@ -1,22 +1,14 @@
-"""What attacks share: which rows an attacker sees, what it draws, how its flags are checked."""
+"""What attacks share: which rows an attacker sees, what it draws."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import torch_generator
 from fedrec.types import AttackContext
 
-__all__ = ["check_bool", "counts", "generators", "reference", "replaced"]
-
-
-def check_bool(argument: str, value: object) -> bool:
-    """Return `value` if it is true or false, else raise `ConfigurationError`."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(expected(argument, "true or false", value))
-    return value
+__all__ = ["counts", "generators", "reference", "replaced"]
 
 
 def reference(updates: Tensor, malicious: Tensor, full_knowledge: bool) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_float
-from fedrec.attacks._rows import check_bool, counts, reference
+from fedrec._checks import check_bool, check_float
+from fedrec.attacks._rows import counts, reference
 from fedrec.attacks.base import Attack
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.alie import alie, alie_quantile

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from fedrec._checks import check_choice, check_float, check_int
+from fedrec._checks import check_bool, check_choice, check_float, check_int
 from fedrec.attacks._datasets import WithTriggeredCopies, pairs_of
-from fedrec.attacks._rows import check_bool
 from fedrec.attacks.base import Attack
 from fedrec.attacks.triggers import FeatureTrigger, PixelTrigger, Trigger
 from fedrec.types import AttackContext

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_float
-from fedrec.attacks._rows import check_bool, reference
+from fedrec._checks import check_bool, check_float
+from fedrec.attacks._rows import reference
 from fedrec.attacks.base import Attack
 from fedrec.functional.krum_attack import krum_attack, krum_attack_partial
 from fedrec.types import AttackContext

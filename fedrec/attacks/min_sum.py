@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_choice
-from fedrec.attacks._rows import check_bool, reference
+from fedrec._checks import check_bool, check_choice
+from fedrec.attacks._rows import reference
 from fedrec.attacks.base import Attack
 from fedrec.functional.min_max import PERTURBATIONS, min_sum, perturbation
 from fedrec.types import AttackContext

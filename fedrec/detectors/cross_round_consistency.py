@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_choice
+from fedrec._checks import check_bool, check_choice
 from fedrec.detectors._client_rows import ClientRows
 from fedrec.detectors.scores import ScoreDetector
-from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.consistency import row_cosines, sign_agreement
 from fedrec.functional.outliers import modified_z_scores
 from fedrec.types import RoundRecord
@@ -60,9 +59,7 @@ class CrossRoundConsistency(ScoreDetector):
     ) -> None:
         super().__init__(window, threshold, start_round, action)
         self.measure = check_choice("measure", measure, ["cosine", "sign"])
-        if not isinstance(two_sided, bool):
-            raise ConfigurationError(expected("two_sided", "true or false", two_sided))
-        self.two_sided = two_sided
+        self.two_sided = check_bool("two_sided", two_sided)
 
     def reset(self, truth: Sequence[str] = ()) -> None:
         """Forget everything observed.

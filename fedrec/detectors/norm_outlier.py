@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedrec._checks import check_bool
 from fedrec.detectors.scores import ScoreDetector
-from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.distances import squared_norms
 from fedrec.functional.outliers import modified_z_scores
 from fedrec.types import RoundRecord
@@ -61,9 +61,7 @@ class NormOutlier(ScoreDetector):
         action: str = "report",
     ) -> None:
         super().__init__(window, threshold, start_round, action)
-        if not isinstance(two_sided, bool):
-            raise ConfigurationError(expected("two_sided", "true or false", two_sided))
-        self.two_sided = two_sided
+        self.two_sided = check_bool("two_sided", two_sided)
 
     def score(self, record: RoundRecord) -> Tensor:
         """Standardise the norms."""

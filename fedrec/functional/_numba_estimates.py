@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from fedrec.functional._numba_kernels import FAST, compile_kernel
+from fedrec.functional._numba_kernels import FAST, compile_all
 from fedrec.functional._threads import share
 
 __all__ = ["combine", "compiled", "weighted_sum"]
@@ -156,10 +156,7 @@ def compiled() -> dict[str, Callable[..., None]]:
         _combine: f"void({_SOURCES}, {_MATRIX}, int32[::1], int64, int64)",
         _weighted_sum: f"void({_SOURCES}, {_VECTOR}, {_VECTOR}, int32[::1], int64, int64)",
     }
-    return {
-        function.__name__: compile_kernel(function, signature, fastmath=FAST)
-        for function, signature in signatures.items()
-    }
+    return compile_all(signatures, FAST)
 
 
 def combine(

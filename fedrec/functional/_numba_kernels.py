@@ -6,7 +6,7 @@ masked stores of "store the smaller one", which take ten times as long on some p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from fedrec.functional._threads import share
 from fedrec.functional.selection_network import GROUP, SORT_GROUP, Comparator, selection_network
 
-__all__ = ["FAST", "WIDTH", "compile_kernel", "middle_mean"]
+__all__ = ["FAST", "WIDTH", "compile_all", "middle_mean"]
 
 #: Columns of a block. 100 rows of them fit the second-level cache twice, and a row is long enough
 #: for the memory to stream.
@@ -197,6 +197,13 @@ def compile_kernel(
     except (OSError, RuntimeError):  # nowhere to write, or a full disk
         compiled = numba.njit(signature, **options)(function)
     return compiled
+
+
+def compile_all(
+    signatures: Mapping[Any, Any], fastmath: Collection[str] = ()
+) -> dict[str, Callable[..., None]]:
+    """Compile functions with these signatures; return them by name."""
+    return {f.__name__: compile_kernel(f, s, fastmath) for f, s in signatures.items()}
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from fedrec.functional._numba_kernels import FAST, compile_kernel
+from fedrec.functional._numba_kernels import FAST, compile_all
 from fedrec.functional._threads import share
 
 __all__ = ["compiled", "dots", "push"]
@@ -105,10 +105,7 @@ def compiled() -> dict[str, Callable[..., None]]:
             "boolean[::1], int64, int64)"
         ),
     }
-    return {
-        function.__name__: compile_kernel(function, signature, fastmath=FAST)
-        for function, signature in signatures.items()
-    }
+    return compile_all(signatures, FAST)
 
 
 def dots(matrix: _Float32, rows: _Int64, v: _Float32, num_threads: int) -> _Float64:

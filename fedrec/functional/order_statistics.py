@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedrec._checks import check_choice
 from fedrec.exceptions import AggregationError, FedrecWarning, MissingDependencyError
+from fedrec.functional._columns import wide_dtype
 
 __all__ = [
     "KERNELS",
@@ -177,7 +178,7 @@ def _mean(kept: Tensor) -> Tensor:
         return kept[:, 0]
     if kept.shape[1] == 2:  # halving first cannot overflow
         return kept[:, 0] * 0.5 + kept[:, 1] * 0.5
-    wide = torch.float32 if kept.device.type == "mps" else torch.float64  # MPS has no float64
+    wide = wide_dtype(kept.device)
     return kept.mean(dim=1, dtype=wide)
 
 

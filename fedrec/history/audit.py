@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrec._files import write_atomically
 from fedrec.exceptions import HistoryCorruptedError
 from fedrec.history.damage import Damage
-from fedrec.history.encryption import write_private
 from fedrec.history.recording import FORGOTTEN, NAMES, canonical, digest
 
 __all__ = ["broken_entries", "chained", "note", "noted"]
@@ -40,7 +40,7 @@ def broken_entries(entries: Sequence[Mapping[str, Any]]) -> list[Damage]:
 
 def note(directory: Path, content: Mapping[str, Any]) -> None:
     """Note down that clients are being forgotten, so that nobody takes it for done."""
-    write_private(directory / NOTE, canonical(content) + b"\n")
+    write_atomically(directory / NOTE, canonical(content) + b"\n", private=True)
 
 
 def noted(directory: Path, store_id: str) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrec._files import write_atomically
 from fedrec.exceptions import (
     ConfigurationError,
     ForgottenError,
@@ -317,24 +318,7 @@ def _write(directory: Path, wrapped: Mapping[str | None, str | None]) -> None:
     clients = {c: key for c, key in wrapped.items() if c is not None}
     keys = {"cipher": CIPHER, "shared": wrapped[None], "clients": clients}
     text = json.dumps({"checksum": _checksum(keys), "keys": keys}, indent=1) + "\n"
-    write_private(directory / KEYS, text.encode())
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file for its owner alone; after a crash the old or the new one is there, whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # of a process that was killed here
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    parent = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+    write_atomically(directory / KEYS, text.encode(), private=True)
 
 
 def _checksum(keys: Mapping[str, Any]) -> str:

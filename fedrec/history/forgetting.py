@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrec._files import write_atomically
 from fedrec.exceptions import (
     ConfigurationError,
     HistoryCorruptedError,
@@ -26,7 +27,7 @@ from fedrec.history.audit import NOTE, chained, note, noted
 from fedrec.history.check import check
 from fedrec.history.copying import Progress, copy_rounds, require_whole
 from fedrec.history.damage import DamagedRecordError
-from fedrec.history.encryption import KEYS, destroy, write_private
+from fedrec.history.encryption import KEYS, destroy
 from fedrec.history.environment import DATA, Environment, beside, put_in_place
 from fedrec.history.errors import full_disk
 from fedrec.history.maintenance import BACKUP, alone
@@ -299,7 +300,7 @@ def _remove_scores(path: Path, clients: tuple[str, ...]) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     if found:
-        write_private(path, json.dumps(stored, indent=2).encode() + b"\n")
+        write_atomically(path, json.dumps(stored, indent=2).encode() + b"\n", private=True)
     return bool(found)
 
 

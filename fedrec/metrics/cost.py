@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedrec._checks import check_int
-from fedrec.checkpoint import write_atomically
+from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["REASONS", "CostEntry", "CostLedger"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedrec.checkpoint import write_atomically
+from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.schema import Recipe, folder_name
 

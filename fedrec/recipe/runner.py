@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedrec.checkpoint import write_atomically
+from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore

@@ -226,13 +226,10 @@ class FedRecover(ReplayRecoverer):
 
     def _estimated_sum(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor | None:
         """Return the aggregate of an estimated round, or `None` where its rows are needed."""
-        pairs = self._buffer(global_weights) if self.estimate == "lbfgs" else None
-        weights = ctx.coefficients(ctx.client_ids)
-        if (
-            weights is None
-            or not isinstance(pairs, PairedBuffer)
-            or self.exact_reason(t, ctx.max_rounds) is not None
-        ):
+        if self.estimate != "lbfgs" or self.exact_reason(t, ctx.max_rounds) is not None:
+            return None
+        pairs, weights = self._buffer(global_weights), ctx.coefficients(ctx.client_ids)
+        if weights is None or not isinstance(pairs, PairedBuffer):
             return None
         record = ctx.history(t)
         if record.client_ids != ctx.client_ids:

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedrec.checkpoint import write_atomically
+from fedrec._files import write_atomically
 from fedrec.metrics_log import read_metrics
 from fedrec.recipe.schema import folder_name, label_of
 from fedrec.report.bars import cost_bars, score_bars

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrec._checks import check_float, check_int
+from fedrec._checks import check_bool, check_float, check_int
 from fedrec.data.partitioners.base import Partitioner
-from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["Dirichlet"]
 
@@ -64,9 +63,7 @@ class Dirichlet(Partitioner):
         max_tries: int = 100,
     ) -> None:
         self.alpha = check_float("alpha", alpha, minimum=0.0, open_minimum=True)
-        if not isinstance(balanced, bool):
-            raise ConfigurationError(expected("balanced", "true or false", balanced))
-        self.balanced = balanced
+        self.balanced = check_bool("balanced", balanced)
         self.min_samples = check_int("min_samples", min_samples, minimum=0)
         self.max_tries = check_int("max_tries", max_tries, minimum=1)
 

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fedrec.functional._numba_kernels import compile_kernel
+from fedrec.functional._numba_kernels import compile_all
 
 __all__ = ["float16_decode", "float16_encode", "int8_decode", "int8_encode", "int8_maxima"]
 
@@ -102,7 +102,7 @@ def _compiled() -> dict[str, Callable[..., None]]:
         _int8_encode: types.void(read, read, codes),
         _int8_decode: types.void(_array(types.int8), read, floats),
     }
-    return {f.__name__: compile_kernel(f, signature) for f, signature in signatures.items()}
+    return compile_all(signatures)
 
 
 def float16_encode(

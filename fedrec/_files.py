@@ -1,0 +1,33 @@
+"""Writing files that are whole whenever one looks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["write_atomically"]
+
+
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file so that after a crash either the old or the new content is there, whole.
+
+    Args:
+        path: The file; its folder is made if need be.
+        data: What it is to contain.
+        private: Whether it is for its owner alone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # of a process that was killed here
+    mode = 0o600 if private else 0o666
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
