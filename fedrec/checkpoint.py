@@ -6,8 +6,6 @@ import io
 import json
 import pickle
 import warnings
-import zipfile
-import zlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from fedrec._files import write_atomically
 from fedrec.exceptions import FedrecWarning, HistoryCorruptedError
+from fedrec.history.npz import UNREADABLE
 
 __all__ = [
     "lightning_checkpoint",
@@ -25,10 +24,6 @@ __all__ = [
     "on_device",
     "save_state",
 ]
-
-# What reading a damaged archive may end in; `zipfile` raises RuntimeError where flags make it
-# believe that an entry is encrypted, and its subclass NotImplementedError for unknown methods.
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
@@ -68,7 +63,7 @@ def load_state(path: Path) -> dict[str, Any]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         state = json.loads(arrays.pop("__json__").tobytes().decode())
-    except _DAMAGE as error:
+    except UNREADABLE as error:
         raise HistoryCorruptedError(
             f"The checkpoint {path} cannot be read: {error}. HINT: delete it to start over."
         ) from error

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,7 +90,7 @@ def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
     lines = [
         f"History {found.path}",
         f"  rounds      {found.num_rounds} of {found.max_rounds}",
-        f"  clients     {found.num_clients}",
+        f"  clients     {found.num_clients}: {_some(found.clients)}",
         f"  updates     {found.num_updates} of {found.num_parameters:,} parameters",
         f"  size        {found.num_bytes:,} bytes, {found.free_bytes:,} of them free",
         "  a parameter "
@@ -113,6 +113,11 @@ def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
         for one in found.forgotten
     ]
     return found.to_dict(), "\n".join(lines), 0
+
+
+def _some(names: Sequence[str], most: int = 10) -> str:
+    """Return the first names; `--json` has all of them."""
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
 def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:

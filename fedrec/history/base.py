@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -61,6 +61,16 @@ class HistoryStore(ABC):
             ShapeError: If a shape or dtype differs from the manifest's.
             HistoryFullError: If there is no room; all earlier rounds are intact.
         """
+
+    def write_behind(self, record: RoundRecord, may_go_on: Callable[[], None]) -> None:
+        """Append a round, in another thread than that which computes the next one.
+
+        Args:
+            record: As for `write_round`.
+            may_go_on: Called once, when computing may go on: at once, unless a store knows better.
+        """
+        may_go_on()
+        self.write_round(record)
 
     @abstractmethod
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:

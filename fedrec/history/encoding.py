@@ -16,16 +16,17 @@ from fedrec.history.recording import (
     FLOAT32,
     GLOBAL_WEIGHTS,
     Recording,
-    canonical,
-    digest,
 )
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
 
 __all__ = ["Stored", "Value", "encode", "round_entry", "split", "values_of"]
 
+# Bytes of updates that a core's second-level cache holds.
+_SMALL = 2**20
+
 
 class Stored(NamedTuple):
-    """A vector as it goes to disk."""
+    """A vector as it goes to disk; `bound` is 0 where it is no client update."""
 
     data: bytes
     checksum: str
@@ -34,29 +35,33 @@ class Stored(NamedTuple):
 
 
 class Value(NamedTuple):
-    """One vector of a round, and where it goes."""
+    """One vector of a round, where it goes, and its largest magnitude if that is known."""
 
     database: str
     client_index: int
     vector: NDArray[np.float32]
     codec: Codec
+    largest: float | None = None
 
 
 def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
     """List a round's vectors in the order of their keys."""
     stored = recording.sampled if recording.retention.stores(record.round) else frozenset()
     sent = [c for c in record.client_ids if c not in record.dropped]
+    largest: list[float] | list[None] = [None] * len(sent)
+    if record.updates.nbytes < _SMALL:  # else they are better found when a row is in the cache
+        largest = largest_magnitudes(record.updates).tolist()
     values = [
-        Value("updates", recording.indices[c], update, recording.codec)
-        for c, update in zip(sent, record.updates, strict=True)
+        Value("updates", recording.indices[c], update, recording.codec, most)
+        for c, update, most in zip(sent, record.updates, largest, strict=True)
         if c in stored
     ]
     values.sort(key=lambda value: value.client_index)
     exact = Float32Codec()
-    values.append(Value("models", GLOBAL_WEIGHTS, record.global_weights, exact))
-    values.append(Value("models", AGGREGATE, record.aggregate, exact))
+    values.append(Value("models", GLOBAL_WEIGHTS, record.global_weights, exact, 0.0))
+    values.append(Value("models", AGGREGATE, record.aggregate, exact, 0.0))
     if record.buffers is not None and record.buffers.size:
-        values.append(Value("models", BUFFERS, record.buffers, exact))
+        values.append(Value("models", BUFFERS, record.buffers, exact, 0.0))
     return values
 
 
@@ -64,7 +69,9 @@ def encode(recording: Recording, t: int, value: Value) -> Stored:
     """Return the record of a vector of round `t`."""
     codec, size = value.codec, value.vector.size
     payload, max_error = codec.encode(np.ascontiguousarray(value.vector))
-    bound = float(largest_magnitudes(value.vector[None])[0])
+    bound = value.largest
+    if bound is None:
+        bound = float(largest_magnitudes(value.vector[None])[0])
     if max_error:
         bound = math.nextafter(bound + max_error, math.inf)
     data, checksum = recording.pack(
@@ -96,7 +103,7 @@ def round_entry(
     return {
         "round": record.round,
         "previous": previous,
-        "execution": digest(canonical(recording.manifest.execution)),
+        "execution": recording.execution,
         "cohort": [index[c] for c in record.cohort or record.client_ids],
         "present": [index[c] for c in record.client_ids],
         "num_samples": record.num_samples.tolist(),

@@ -25,7 +25,7 @@ from fedrec.exceptions import (
 )
 from fedrec.history.errors import foreign, full_disk, in_use, write_error
 from fedrec.history.mapped import MappedFile
-from fedrec.history.pages import require_sound_pages
+from fedrec.history.pages import PAGE_HEADER_BYTES, require_sound_pages
 
 __all__ = ["Environment", "beside", "put_in_place"]
 
@@ -238,6 +238,10 @@ class Environment:
         pages = _META_PAGES + _pages(self._env.stat())
         return pages * self._page_bytes + sum(self.stored_bytes(txn, name) for name in DATABASES)
 
+    def pages_bytes(self, num_bytes: int) -> int:
+        """Return the bytes of the pages that a value of so many bytes has to itself."""
+        return -(-(PAGE_HEADER_BYTES + num_bytes) // self._page_bytes) * self._page_bytes
+
     def num_bytes(self) -> int:
         """Return the size of the file."""
         return self._data.stat().st_size
@@ -272,10 +276,6 @@ class Environment:
                 os.truncate(self._data, size)
             while cursor.delete() and (end is None or cursor.key() < end):
                 pass
-
-    def data_bytes(self) -> int:
-        """Return the size of the file."""
-        return self._data.stat().st_size
 
     def full_disk(self, needed: int, why: str) -> HistoryFullError:
         """Return the error for a disk without room for so many bytes."""
@@ -316,9 +316,11 @@ class Environment:
 
 @contextmanager
 def beside(directory: Path) -> Iterator[Path]:
-    """Make a directory for a new file of a history; it is removed afterwards."""
+    """Make a directory for a new file of a history; it is removed afterwards.
+
+    Whoever calls this has the `WriterLock`, which removes what a killed process left there.
+    """
     new = directory / "new"
-    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed here
     new.mkdir()
     try:
         yield new

@@ -20,8 +20,9 @@ from fedrec.exceptions import HistoryError, HistoryFullError
 from fedrec.history.check import BROKEN_CHAIN
 from fedrec.history.damage import Damage, DamagedRecordError
 from fedrec.history.environment import Environment
+from fedrec.history.loading import load
 from fedrec.history.recording import NAMES, ROUND, Recording, canonical, digest
-from fedrec.history.snapshot import Snapshot, load
+from fedrec.history.snapshot import Snapshot
 from fedrec.history.summary import history_folder
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Export", "export_history", "round_file"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from fedrec.history.encryption import KEYS, destroy
 from fedrec.history.environment import DATA, Environment, beside, put_in_place
 from fedrec.history.errors import full_disk
 from fedrec.history.maintenance import BACKUP, alone
+from fedrec.history.npz import UNREADABLE
 from fedrec.history.recording import FORGOTTEN, REPAIRS, Recording
 from fedrec.history.scan import Probes
 from fedrec.history.snapshot import Snapshot
@@ -43,16 +43,6 @@ REASON = "forgotten"
 _OURS = {DATA, KEYS, NOTE, "lock.mdb", "writer.lock"}
 # An aggregate is a client's update if it is no further from it, relatively, than codecs are.
 _SAME = 0.02
-
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +81,8 @@ def forget(
     """Leave nothing of what these clients sent in a history and the run folder it lies in.
 
     - Other files of the run that hold a piece of their updates (exports, caches) are removed,
-      and so are `data.mdb.damaged`, checkpoints of recoveries that they take part in, and their
-      detection scores.
+      and so are `data.mdb.damaged`, checkpoints of recoveries that they take part in, comparisons
+      with their exact updates (diagnostics.csv), and their detection scores.
     - In an encrypted history, their data keys are destroyed: copies of `data.mdb` elsewhere are
       noise now, as far as they are concerned.
     - The history is written anew without their updates and all that is known of them: magnitude
@@ -153,7 +143,7 @@ def forget(
             raise ConfigurationError(
                 expected("client_ids", requirement, list(client_ids), known=known[:20])
             )
-        run = _run_folder(Path(path).absolute(), directory)
+        run = _run_folder(Path(path).absolute(), directory.resolve())
         store_id = recording.manifest.store_id
         earlier = noted(directory, store_id) or {"clients": [], "when": None, "aggregates": []}
         clients = tuple(c for c in known if c in {*client_ids, *earlier["clients"]})
@@ -259,16 +249,18 @@ def _remove_others(
     run: Path, directory: Path, clients: tuple[str, ...], probes: Probes
 ) -> list[Path]:
     """Remove what the clients left in other files than the history's own."""
-    shutil.rmtree(directory / "new", ignore_errors=True)
-    gone = [directory / BACKUP, *directory.glob("*.tmp"), *run.glob("recover/*/*.tmp")]
+    gone = [directory / BACKUP, *directory.glob("*.tmp"), *run.rglob("recover/*/*.tmp")]
     gone.append(run / "record" / "aggregator.npz")  # a rule may remember single clients
     gone += [
-        path for path in run.glob("recover/*/checkpoint.npz") if not _is_without(path, clients)
+        path for path in run.rglob("recover/*/checkpoint.npz") if not _is_without(path, clients)
     ]
-    if _remove_scores(run / "detection.json", clients):  # `fedrec report` makes these again
-        gone += [run / "results.json", run / "report.html"]
+    compared = [p for p in run.rglob("recover/*/diagnostics.csv") if _names(p, clients)]
+    gone += [file for p in compared for file in (p, p.parents[2] / "report.html")]
+    for found in run.rglob("detection.json"):
+        if _remove_scores(found, clients):  # `fedrec report` makes these again
+            gone += [found.with_name("results.json"), found.with_name("report.html")]
     gone += [path for path in _files(run) if path not in gone and probes.find(path)]
-    gone = [path for path in gone if path.exists()]
+    gone = [path for path in dict.fromkeys(gone) if path.exists()]
     for path in gone:
         path.unlink()
     return gone
@@ -287,8 +279,14 @@ def _is_without(checkpoint: Path, clients: tuple[str, ...]) -> bool:
         with np.load(checkpoint, allow_pickle=False) as archive:
             state = json.loads(archive["__json__"].tobytes())
         return set(clients) <= set(state["identity"]["exclude"])
-    except _UNREADABLE:
+    except UNREADABLE:
         return False
+
+
+def _names(path: Path, clients: tuple[str, ...]) -> bool:
+    """Return whether a table that begins with a column of client ids has one of these."""
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        return any(row and row[0] in clients for row in csv.reader(file))
 
 
 def _remove_scores(path: Path, clients: tuple[str, ...]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +16,8 @@ __all__ = ["WriterLock"]
 
 class WriterLock:
     """The right to write to a directory. It ends with the process, however that dies.
+
+    What a process left in `new` that was killed while it had the right is removed.
 
     Args:
         directory: The directory; it is made if it is missing.
@@ -49,6 +52,7 @@ class WriterLock:
             raise HistoryError(f"History `{directory}` cannot be locked: {error}.") from error
         self._identity = _identity(os.fstat(self._file))
         self._held[self._identity] = self.pid
+        shutil.rmtree(directory / "new", ignore_errors=True)
 
     def release(self) -> None:
         """Let others write."""

@@ -19,9 +19,10 @@ from fedrec.history.check import BROKEN_CHAIN, check
 from fedrec.history.copying import Progress, copy_rounds, require_whole
 from fedrec.history.damage import Damage, DamagedRecordError
 from fedrec.history.environment import DATA, Environment, beside, put_in_place
+from fedrec.history.loading import load
 from fedrec.history.lock import WriterLock
 from fedrec.history.recording import FORGOTTEN, REPAIRS, Recording
-from fedrec.history.snapshot import Snapshot, load
+from fedrec.history.snapshot import Snapshot
 from fedrec.history.summary import history_folder
 
 __all__ = ["Compaction", "Repair", "alone", "compact", "repair"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ __all__ = ["MappedFile"]
 
 # What is asked for at once should not drive out what is in use.
 _MOST_AHEAD = 2**28
+# Where the rest of a page goes that nobody wants.
+_SKIPPED = memoryview(bytearray(4096))
 
 
 class MappedFile:
@@ -30,32 +32,41 @@ class MappedFile:
         self._inode = os.fstat(self._file).st_ino
         self._maps: list[tuple[int, int, int]] = []
 
-    def read_into(self, view: memoryview, buffers: Sequence[Any]) -> bool:
-        """Copy a view of the map into buffers, which it fills one after the other.
+    def offset(self, view: memoryview) -> int | None:
+        """Return where in the file a view of its map begins, or `None` if it is none."""
+        return self._offset(np.frombuffer(view, np.uint8).ctypes.data)
+
+    def read_into(self, wanted: Iterable[tuple[int, Sequence[Any]]]) -> bool:
+        """Read from places in the file into buffers, from those next to each other in one go.
 
         Args:
-            view: What to copy, as long as the buffers are together.
-            buffers: Where it goes.
+            wanted: Places in their order, each with the buffers that are filled from there, one
+                after the other.
 
         Returns:
             Whether that was done; `False` where it cannot be.
         """
-        address = np.frombuffer(view, np.uint8).ctypes.data
-        offset = self._offset(address)
-        if offset is None:
-            return False
+        runs: list[tuple[int, list[Any]]] = []  # where in the file, and where to
+        end = 0
+        for offset, buffers in wanted:
+            if runs and 0 <= offset - end <= len(_SKIPPED):
+                runs[-1][1].append(_SKIPPED[: offset - end])
+            else:
+                runs.append((offset, []))
+            runs[-1][1].extend(buffers)
+            end = offset + sum(map(len, buffers))
         try:
-            return os.preadv(self._file, buffers, offset) == len(view)
+            return all(
+                os.preadv(self._file, buffers, offset) == sum(map(len, buffers))
+                for offset, buffers in runs
+            )
         except OSError:
             return False
 
-    def expect(self, first: memoryview, last: memoryview) -> None:
-        """Ask the kernel to fetch all from the start of one view to the end of another."""
-        begin, end = (self._offset(np.frombuffer(v, np.uint8).ctypes.data) for v in (first, last))
-        if begin is not None and end is not None and hasattr(os, "posix_fadvise"):
-            length = end + len(last) - begin
-            if 0 < length <= _MOST_AHEAD:
-                os.posix_fadvise(self._file, begin, length, os.POSIX_FADV_WILLNEED)
+    def expect(self, offset: int, num_bytes: int) -> None:
+        """Ask the kernel to fetch a part of the file."""
+        if 0 < num_bytes <= _MOST_AHEAD and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file, offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import zipfile
+import zlib
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -16,7 +17,11 @@ from fedrec.exceptions import HistoryCorruptedError
 from fedrec.history.codecs import CODECS
 from fedrec.history.manifest import Manifest
 
-__all__ = ["open_plain", "read_arrays", "refuse"]
+__all__ = ["UNREADABLE", "open_plain", "read_arrays", "refuse"]
+
+#: What reading a damaged archive may end in. `zipfile` raises RuntimeError where flags make it
+#: believe that an entry is encrypted, and NotImplementedError, a RuntimeError, for odd methods.
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 # What NumPy writes before an array of version 1.0; a pickled one has another `descr`.
 _HEADER = re.compile(

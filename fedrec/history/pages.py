@@ -15,7 +15,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["require_sound_pages"]
+__all__ = ["PAGE_HEADER_BYTES", "require_sound_pages"]
 
 # The file format of LMDB 0.9, on a little-endian machine with 64 bits.
 _META = np.dtype(
@@ -26,7 +26,8 @@ _META = np.dtype(
         "itemsize": 152,
     }
 )
-_HEADER_BYTES, _NODE_BYTES, _NO_PAGE = 16, 8, 2**64 - 1
+PAGE_HEADER_BYTES = 16
+_NODE_BYTES, _NO_PAGE = 8, 2**64 - 1
 _BRANCH, _LEAF = 1, 2  # kinds of pages
 _BIG, _TREE = 1, 2  # kinds of nodes: the value has pages of its own, or is another tree
 _ATTEMPTS = 100
@@ -41,6 +42,7 @@ class _Leaf(NamedTuple):
     starts: NDArray[np.int64]  # bytes in the page; where a value has pages of its own, their number
     sizes: NDArray[np.int64]
     kinds: NDArray[np.int64]
+    last_key: bytes  # the first 8 bytes of it
 
 
 def require_sound_pages(env: lmdb.Environment, path: Path, page_bytes: int) -> None:
@@ -61,12 +63,14 @@ def require_sound_pages(env: lmdb.Environment, path: Path, page_bytes: int) -> N
                 np.frombuffer(os.pread(file, _META.itemsize, k * page_bytes), _META)[0]
                 for k in range(2)
             ]
+            numbers = [int(meta["txn_id"]) for meta in metas]
             with env.begin() as txn:  # what it sees is not overwritten meanwhile
-                meta = next((m for m in metas if int(m["txn_id"]) == txn.id()), None)
-                if meta is not None:
+                # LMDB goes by the larger number: a wrong one could hide the last transaction.
+                if txn.id() in numbers and abs(numbers[0] - numbers[1]) == 1:
+                    meta = metas[numbers.index(txn.id())]
                     _Walk(file, page_bytes, int(meta["last_page"])).check(meta)
                     return
-        raise _broken("no meta page is that of the last transaction")
+        raise _broken("its two meta pages are not those of the last two transactions")
     finally:
         os.close(file)
 
@@ -85,8 +89,13 @@ class _Walk:
     def check(self, meta: np.void) -> None:
         """Raise `lmdb.CorruptedError` if something that is led to cannot be."""
         free = [np.empty(0, np.int64)]
+        freed_by = 1
         for leaf in self._leaves(meta["free"].tobytes()):
             free += self._free_pages(leaf)
+            freed_by = int.from_bytes(leaf.last_key, "little")
+        # All but the first transaction free pages: those of the root that they replace.
+        if freed_by != int(meta["txn_id"]):
+            raise _broken("what the last transaction freed is that of another")
         for leaf in self._leaves(meta["main"].tobytes()):
             self._require_kinds(leaf, 0, _BIG, _TREE)
             if (leaf.sizes[leaf.kinds == _TREE] != _DATABASE_BYTES).any():
@@ -112,7 +121,8 @@ class _Walk:
                 else:
                     sizes = words[at] | words[at + 1] << 16
                     data = nodes + _NODE_BYTES + words[at + 3]
-                    leaves.append(self._leaf(page, data, sizes, words[at + 2]))
+                    last_key = page[nodes[-1] + _NODE_BYTES :][:8].tobytes()
+                    leaves.append(self._leaf(page, data, sizes, words[at + 2], last_key))
             level = below
             if not level:
                 return leaves
@@ -130,11 +140,11 @@ class _Walk:
         if (
             int(page[:8].view("<u8")[0]) != number
             or kind not in (_BRANCH, _LEAF)
-            or not _HEADER_BYTES < lower <= upper <= self._page_bytes
+            or not PAGE_HEADER_BYTES < lower <= upper <= self._page_bytes
             or lower % 2
         ):
             raise _broken(f"page {number} is not a page of keys")
-        nodes = words[_HEADER_BYTES // 2 : lower // 2].astype(np.int64)
+        nodes = words[PAGE_HEADER_BYTES // 2 : lower // 2].astype(np.int64)
         if (nodes % 2).any() or (nodes < upper).any():
             raise _broken(f"page {number} has keys outside of it")
         self._require_inside(nodes + _NODE_BYTES)
@@ -147,19 +157,20 @@ class _Walk:
         data: NDArray[np.int64],
         sizes: NDArray[np.int64],
         kinds: NDArray[np.int64],
+        last_key: bytes,
     ) -> _Leaf:
         """Check where the values of a leaf are."""
         big = kinds == _BIG
         self._require_inside(data + np.where(big, 8, sizes))
         words = page[data[big, None] + np.arange(8)].view("<u8")[:, 0]
         first = np.minimum(words, self._num_pages).astype(np.int64)
-        behind = first - -(_HEADER_BYTES + sizes[big]) // self._page_bytes
+        behind = first - -(PAGE_HEADER_BYTES + sizes[big]) // self._page_bytes
         if (first < _META_PAGES).any() or (behind > self._num_pages).any():
             raise _broken("a value is beyond the end")
         self._runs.append(np.stack([first, behind], axis=1))
         starts = data.copy()
         starts[big] = first
-        return _Leaf(page, starts, sizes, kinds)
+        return _Leaf(page, starts, sizes, kinds, last_key)
 
     def _free_pages(self, leaf: _Leaf) -> list[NDArray[np.int64]]:
         """Return the lists of free pages in a leaf: each is a count, and as many numbers."""
@@ -167,7 +178,7 @@ class _Walk:
         for start, size, kind in zip(leaf.starts, leaf.sizes, leaf.kinds, strict=True):
             data = leaf.page[start : start + size].tobytes()
             if kind == _BIG:
-                data = self._read(int(start), _HEADER_BYTES + int(size))[_HEADER_BYTES:]
+                data = self._read(int(start), PAGE_HEADER_BYTES + int(size))[PAGE_HEADER_BYTES:]
             count = int.from_bytes(data[:8], "little")
             if size % 8 or 8 * count + 8 > size:
                 raise _broken("a list of free pages is cut")

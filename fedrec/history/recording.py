@@ -99,6 +99,8 @@ class Recording:
         self.codec = CODECS[manifest.codec]
         self.retention = Retention.of(manifest.keep)
         self.sampled = self.retention.sample(tuple(manifest.clients), manifest.seed)
+        #: What the round records say of the execution plan.
+        self.execution = digest(canonical(manifest.execution))
         self.client_ids = tuple(manifest.clients)
         self.indices = {client_id: index for index, client_id in enumerate(self.client_ids)}
         self._sealed = SEALED if manifest.encryption else 0

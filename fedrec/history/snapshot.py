@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -12,13 +13,12 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrec.exceptions import HistoryCorruptedError, HistoryFormatError, RoundNotFoundError
-from fedrec.history.audit import broken_entries, noted
+from fedrec.exceptions import HistoryCorruptedError, RoundNotFoundError
+from fedrec.history.audit import broken_entries
 from fedrec.history.buffers import Buffers
 from fedrec.history.codecs import Codec, Float32Codec
 from fedrec.history.codecs.rows import map_rows
 from fedrec.history.damage import Damage, DamagedRecordError
-from fedrec.history.encryption import Keys, master_key
 from fedrec.history.entries import read_entry
 from fedrec.history.environment import Environment
 from fedrec.history.recording import (
@@ -28,7 +28,6 @@ from fedrec.history.recording import (
     FORGOTTEN,
     GLOBAL_WEIGHTS,
     HEADER_BYTES,
-    MANIFEST,
     REPAIRS,
     ROUND,
     Recording,
@@ -37,11 +36,16 @@ from fedrec.history.recording import (
 )
 from fedrec.history.rounds import RoundArrays
 
-__all__ = ["Snapshot", "load"]
+__all__ = ["Snapshot"]
 
 _EXACT = Float32Codec()
 # From here on it pays to read a vector from the file instead of copying it from the map.
 _LARGE = 2**16
+# What a thread reads in one call, and checks while the processor's cache has it. Fewer calls wait
+# less for Python's lock.
+_AT_ONCE = 2**20
+# Updates of which the first and the last are looked up.
+_IN_A_ROW = 2**24
 
 
 class _Wanted(NamedTuple):
@@ -191,7 +195,8 @@ class Snapshot:
         rows = [row[c] for c in wanted_ids]
 
         arrays, wanted = self._wanted(entry, rows)
-        damage = self._fill(t, wanted)
+        left = self._read_in_a_row(t, wanted, sorted(entry["present"][k] for k in row.values()))
+        damage = self._fill(t, left)
         if damage:
             raise DamagedRecordError(recording.history, damage[0])
         return arrays
@@ -277,20 +282,76 @@ class Snapshot:
         )
         return arrays, wanted
 
+    def _read_in_a_row(self, t: int, wanted: list[_Wanted], stored: list[int]) -> list[_Wanted]:
+        """Read updates from where they should be; return what is left to be looked for.
+
+        LMDB's binding touches every page of a value that it finds, which takes as long as reading
+        it. Where the first and the last of some that were stored as they are lie as far apart as
+        they should, the others are expected between them. Their checksums tell whether they are.
+        """
+        updates = [one for one in wanted if one.database == "updates"]
+        left = wanted[len(updates) :]
+        if not updates or not self._is_exact(updates[0]):
+            return wanted
+        num_bytes = updates[0].out.nbytes
+        step = self._environment.pages_bytes(HEADER_BYTES + num_bytes)
+        rank = {index: number for number, index in enumerate(stored)}
+        at_once, in_a_row = (-(-limit // num_bytes) for limit in (_AT_ONCE, _IN_A_ROW))
+        groups = []
+        for k in range(0, len(updates), in_a_row):
+            some = updates[k : k + in_a_row]
+            behind = [step * (rank[one.client_index] - rank[some[0].client_index]) for one in some]
+            first = self._offset(t, some[0])
+            if first is not None and k == 0:
+                self._environment.file.expect(first, step * len(stored))
+            if first is None or self._offset(t, some[-1]) != first + behind[-1]:
+                left += some
+                continue
+            places = [(one, first + offset) for one, offset in zip(some, behind, strict=True)]
+            groups += [places[j : j + at_once] for j in range(0, len(places), at_once)]
+        missed = map_rows(partial(self._try, t), groups, num_bytes * len(updates))
+        return left + list(chain.from_iterable(missed))
+
+    def _offset(self, t: int, wanted: _Wanted) -> int | None:
+        """Return where in the file the record of an update lies that is stored as it is."""
+        try:
+            found = self._find(self._environment.cursor(self._txn, "updates"), t, wanted)
+        except DamagedRecordError:
+            return None
+        as_it_is = len(found) == HEADER_BYTES + wanted.out.nbytes
+        return self._environment.file.offset(found) if as_it_is else None
+
+    def _try(self, t: int, places: list[tuple[_Wanted, int]]) -> list[_Wanted]:
+        """Read records as they are from places in the file; return those that are not there."""
+        headers = [bytearray(HEADER_BYTES) for _ in places]
+        buffers = [one.out.data.cast("B") for one, _ in places]
+        offsets = [offset for _, offset in places]
+        if not self._environment.file.read_into(
+            zip(offsets, zip(headers, buffers, strict=True), strict=True)
+        ):
+            return [one for one, _ in places]
+        return [
+            one
+            for (one, _), header, payload in zip(places, headers, buffers, strict=True)
+            if self._decode(t, one, memoryview(header), payload) is not None
+        ]
+
+    def _is_exact(self, wanted: _Wanted) -> bool:
+        """Whether the bytes on disk are those of the vector, and worth a call of their own."""
+        is_plain = wanted.codec.id == _EXACT.id and not self.recording.manifest.encryption
+        return is_plain and wanted.out.nbytes >= _LARGE
+
     def _fill(self, t: int, wanted: list[_Wanted]) -> list[Damage]:
-        """Read, check and decode vectors of round `t`; return what is damaged."""
-        cursors = {
-            name: self._environment.cursor(self._txn, name) for name in ("updates", "models")
-        }
+        """Find, check and decode vectors of round `t`; return what is damaged."""
+        cursors = {k: self._environment.cursor(self._txn, k) for k in ("updates", "models")}
         found, damage = [], []
         for one in wanted:
             try:
                 found.append((one, self._find(cursors[one.database], t, one)))
             except DamagedRecordError as error:
                 damage.append(error.damage)
-        if found and found[0][0].out.nbytes >= _LARGE:  # their order is that of the file
-            self._environment.file.expect(found[0][1], found[-1][1])
-        decoded = map_rows(partial(self._decode, t), found, sum(one.out.nbytes for one in wanted))
+        num_bytes = sum(one.out.nbytes for one in wanted)
+        decoded = map_rows(lambda pair: self._decode(t, *pair), found, num_bytes)
         return damage + [one for one in decoded if one is not None]
 
     def _find(self, cursor: lmdb.Cursor[memoryview], t: int, wanted: _Wanted) -> memoryview:
@@ -309,9 +370,7 @@ class Snapshot:
     ) -> memoryview:
         """Check the record of a vector of round `t`."""
         return self.recording.unpack(
-            record,
-            t,
-            wanted.client_index,
+            *(record, t, wanted.client_index),
             codec=wanted.codec.id,
             dtype=FLOAT32,
             size=size,
@@ -319,65 +378,18 @@ class Snapshot:
             payload=payload,
         )
 
-    def _decode(self, t: int, found: tuple[_Wanted, memoryview]) -> Damage | None:
-        """Check and decode the record of a vector of round `t`; return what is wrong with it."""
-        wanted, record = found
+    def _decode(
+        self, t: int, wanted: _Wanted, record: memoryview, there: memoryview | None = None
+    ) -> Damage | None:
+        """Check and decode a record, or its header and what is `there` already."""
         codec, out = wanted.codec, wanted.out
         try:
-            # A vector as it is goes straight to where it is wanted, and is checked there.
-            exact = codec.id == _EXACT.id and len(record) == HEADER_BYTES + out.nbytes
-            if exact and out.nbytes >= _LARGE:
-                header, payload = bytearray(HEADER_BYTES), out.data.cast("B")
-                if self._environment.file.read_into(record, (header, payload)):
-                    self._payload(t, wanted, memoryview(header), out.size, payload)
-                    return None
-            codec.decode(self._payload(t, wanted, record, wanted.out.size), wanted.out)
+            payload = self._payload(t, wanted, record, out.size, there)
+            if there is None:
+                codec.decode(payload, out)
         except DamagedRecordError as error:
             return error.damage
         except ValueError as error:
             why = f"as `{codec.name}` they make no sense: {error}"
             return self.recording.corrupted(t, wanted.client_index, why).damage
         return None
-
-
-def load(history: str, environment: Environment, source: str | None = None) -> Recording:
-    """Read what a history was begun with, and its keys if it is encrypted.
-
-    Args:
-        history: How errors name the history.
-        environment: Where it is.
-        source: Where its master key comes from, as in `fedrec.history.encryption.master_key`.
-
-    Raises:
-        HistoryFormatError: If it is not a history, or of a newer format version.
-        HistoryCorruptedError: If it is not what was written.
-        HistoryKeyError: If the master key is not that of the history.
-    """
-    with environment.read() as txn:
-        found = environment.cursor(txn, "meta").get(key(0, MANIFEST), b"")
-        recording = Recording.load(history, bytes(found))
-    if recording.manifest.encryption is not None:
-        master = master_key(source, environment.directory)
-        if master is not None:
-            recording.keys = Keys.load(history, environment.directory, master)
-    elif source is not None:
-        raise HistoryFormatError(
-            f"History `{history}` is not encrypted, but was opened with a master key. HINT: leave "
-            "that out, or record to another path."
-        )
-    _load_forgotten(recording, environment)
-    return recording
-
-
-def _load_forgotten(recording: Recording, environment: Environment) -> None:
-    if not recording.is_locked:
-        with environment.read() as txn:
-            try:
-                entries = Snapshot(recording, environment, txn).forgotten()
-            except DamagedRecordError:  # `check` says so
-                entries = []
-        recording.forgotten = {entry["client_id"]: entry["when"] for entry in entries}
-    note = noted(environment.directory, recording.manifest.store_id)
-    if note is not None:
-        recording.pending = tuple(note["clients"])
-        recording.forgotten |= dict.fromkeys(recording.pending, note["when"])

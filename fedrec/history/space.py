@@ -182,7 +182,7 @@ def require_room(
     if room >= 2 * per_round:
         return
     total = of_manifest(manifest).num_bytes if measured is None else measured.expected_bytes
-    missing = max(0, total - environment.data_bytes() - free)
+    missing = max(0, total - environment.num_bytes() - free)
     left = max(0, manifest.max_rounds - num_rounds)
     why = f"that is room for two rounds, and for the {left} that are left {missing} are missing"
     raise environment.full_disk(2 * per_round, why)
@@ -210,7 +210,7 @@ class _Measured:
         num_updates = with_updates or 1
         all_rounds = max(manifest.max_rounds, num_rounds)
         most = retention.most_rounds(all_rounds)
-        self.free_bytes = max(0, environment.data_bytes() - used)
+        self.free_bytes = max(0, environment.num_bytes() - used)
         self.round_bytes = -(-(models + rounds) // num_rounds) - (-updates // num_updates)
         self.expected_bytes = (
             used

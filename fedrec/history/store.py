@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,13 @@ from fedrec.exceptions import ConfigurationError, HistoryError, HistoryFormatErr
 from fedrec.history.buffers import Buffers
 from fedrec.history.check import check
 from fedrec.history.codecs import CODECS
+from fedrec.history.codecs.compiled import compiled
 from fedrec.history.codecs.rows import map_rows, stream_rows
 from fedrec.history.damage import Damage, DamagedRecordError
 from fedrec.history.encoding import Stored, encode, round_entry, split, values_of
 from fedrec.history.encryption import CIPHER, Keys, check_source, master_key
 from fedrec.history.environment import DATA, Environment
+from fedrec.history.loading import load
 from fedrec.history.lock import WriterLock
 from fedrec.history.manifest import Manifest
 from fedrec.history.mounts import warn_about
@@ -37,7 +38,7 @@ from fedrec.history.recording import (
 )
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.snapshot import Snapshot, load
+from fedrec.history.snapshot import Snapshot
 from fedrec.history.space import require_room, require_room_for_all
 
 __all__ = ["RoundStore"]
@@ -142,9 +143,17 @@ class RoundStore:
         if master is not None:
             Keys.create(str(self.path), recording.client_ids, master).write(self._directory)
         Environment.create(self._directory, {key(0, MANIFEST): recording.record}, self.map_size)
+        if not recording.codec.lossless:
+            compiled()  # what is missing is compiled now, not while a round is written
 
-    def write_round(self, record: RoundArrays) -> None:
+    def write_round(
+        self, record: RoundArrays, before_commit: Callable[[], None] | None = None
+    ) -> None:
         """Append a round; when this returns, the round survives a power cut (see `sync_every`).
+
+        Args:
+            record: The round.
+            before_commit: Called when all that is left is to commit it.
 
         Raises:
             HistoryError: If it is not the next round, or not one of this recording.
@@ -198,6 +207,8 @@ class RoundStore:
                     data, _ = recording.pack(t, ROUND, canonical(entry))
                     environment.append(txn, "rounds", key(t, ROUND), data)
                     tail = (t + 1, digest(data))
+                    if before_commit is not None:
+                        before_commit()
         self._tail = tail
         if not environment.syncs:
             self._unsynced += 1
@@ -336,8 +347,6 @@ class RoundStore:
         if self._lock is None or self._lock.pid != os.getpid():
             warn_about(self._directory)
             self._lock = WriterLock(self._directory)
-            # Of a process that was killed when it had put a new file in place.
-            shutil.rmtree(self._directory / "new", ignore_errors=True)
             self._tail = None
 
     def _open(self) -> Environment:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.history.environment import DATA, Environment
-from fedrec.history.snapshot import Snapshot, load
+from fedrec.history.loading import load
+from fedrec.history.snapshot import Snapshot
 from fedrec.history.space import expected_bytes
 
 __all__ = ["HistoryInfo", "history_folder", "info"]
@@ -24,6 +25,7 @@ class HistoryInfo:
         num_rounds: Rounds that are stored.
         max_rounds: Rounds the recording is meant to have.
         num_clients: Clients of the recording.
+        clients: Their ids, in the order of the recording.
         num_updates: Client updates that are stored.
         num_parameters: $d$.
         num_bytes: Size of the file.
@@ -46,6 +48,7 @@ class HistoryInfo:
     num_rounds: int
     max_rounds: int
     num_clients: int
+    clients: tuple[str, ...]
     num_updates: int
     num_parameters: int
     num_bytes: int
@@ -122,6 +125,7 @@ def info(path: str | os.PathLike[str], *, master_key: str | None = None) -> Hist
         num_rounds=num_rounds,
         max_rounds=manifest.max_rounds,
         num_clients=len(manifest.clients),
+        clients=tuple(manifest.clients),
         num_updates=num_updates,
         num_parameters=manifest.num_parameters,
         num_bytes=size,

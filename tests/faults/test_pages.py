@@ -121,6 +121,23 @@ def test_page_that_leads_astray(
     store.close()
 
 
+def test_no_bit_of_a_transaction_number_hides_a_round(tmp_path: Path) -> None:
+    """LMDB goes by the larger of two numbers: an older one that grows would take back a round."""
+    path = record(tmp_path, 4).path
+    before = (path / "data.mdb").read_bytes()
+    for meta in (0, PAGE):
+        for bit in range(64):
+            data = bytearray(before)
+            data[meta + 144 + bit // 8] ^= 1 << bit % 8
+            (path / "data.mdb").write_bytes(data)
+            store = RoundStore(path)
+            with pytest.raises(HistoryCorruptedError, match="lead astray"):
+                store.rounds()
+            store.close()
+    (path / "data.mdb").write_bytes(before)
+    assert RoundStore(path).verify() == range(4)
+
+
 def test_pages_are_looked_at_while_another_process_writes(tmp_path: Path) -> None:
     """What a reader's transaction sees stays as it is, however often it changes meanwhile."""
     path = record(tmp_path, 1).path

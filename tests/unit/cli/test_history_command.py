@@ -112,6 +112,7 @@ def test_json_of_every_command(run: Path, capfd: pytest.CaptureFixture[str]) -> 
 
     about = result("info")
     assert (about["num_rounds"], about["num_updates"]) == (ROUNDS, 6 * ROUNDS)
+    assert about["clients"] == [f"client-{k}" for k in range(6)]
     assert "fedrec" in about["versions"]  # type: ignore[operator]
     whole = {"path": folder, "whole": True, "damage": [], "checksums_only": False}
     assert result("verify") == whole
@@ -135,7 +136,16 @@ def test_text_of_info(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "info", str(run)]) == 0
     out = capfd.readouterr().out
     assert "  rounds      12 of 12\n" in out
+    names = ", ".join(f"client-{k}" for k in range(6))
+    assert f"  clients     6: {names}\n" in out
     assert "  codec       float32, exact\n" in out
+
+
+def test_text_of_info_names_ten_clients() -> None:
+    assert command._some([f"c{k}" for k in range(10)]) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9"
+    assert (
+        command._some([f"c{k}" for k in range(11)]) == "c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, ..."
+    )
 
 
 def test_damaged_beyond_repair(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from fedrec.aggregators import FedAvg
-from fedrec.exceptions import HistoryCorruptedError, HistoryFullError
+from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFullError
 from fedrec.history import LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader, read_ahead
 from fedrec.loop import FederatedLoop
@@ -89,6 +92,26 @@ def test_the_writer_lets_one_round_wait_and_no_more() -> None:
     assert history.rounds() == range(2)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness")
+def test_the_writer_gives_way_to_who_computes() -> None:
+    class Priorities(Watched):
+        def write_round(self, record: RoundRecord) -> None:
+            with ThreadPoolExecutor(1) as pool:  # as for encoding
+                self.found = (niceness(), pool.submit(niceness).result())
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    history = Priorities()
+    writer = BackgroundWriter(history)
+    writer.write(record(0))
+    writer.close()
+    lower = min(19, before + 10)
+    assert history.found == (lower, lower)
+    assert niceness() == before
+
+
 def test_the_writer_raises_what_went_wrong_and_keeps_what_was_stored() -> None:
     history = Watched()
     history.full_from = 1
@@ -99,6 +122,28 @@ def test_the_writer_raises_what_went_wrong_and_keeps_what_was_stored() -> None:
         writer.write(record(2))
     writer.close()  # the error was told; nothing is written behind it
     assert history.rounds() == range(1)
+
+
+@pytest.mark.parametrize("size", [10, SIZE])
+def test_computing_goes_on_before_a_round_is_committed(tmp_path, size: int) -> None:
+    with LMDBHistory(tmp_path) as history:
+        history.begin(Watched(size=size).manifest)
+        history.write_round(record(0, size))
+        stored: list[int] = []
+        history.write_behind(record(1, size), lambda: stored.append(len(history.rounds())))
+        assert stored == [1]
+        assert history.rounds() == range(2)
+
+
+def test_an_error_in_a_small_round_is_told_when_it_is_waited_for(tmp_path) -> None:
+    with LMDBHistory(tmp_path) as history:
+        history.begin(Watched(size=10).manifest)
+        writer = BackgroundWriter(history)
+        writer.write(record(1, 10))  # returns, although round 0 was to come first
+        with pytest.raises(HistoryError, match="Expected round 0"):
+            writer.wait()
+        writer.close()
+        assert history.rounds() == range(0)
 
 
 def test_a_recording_stops_at_a_full_store_with_all_earlier_rounds() -> None:

@@ -373,6 +373,10 @@ def test_other_files_of_the_run(
             {"identity": {"exclude": exclude}, "recoverer": {"pairs": torch.ones(3)}},
         )
         (folder / "recover" / name / "checkpoint.npz.tmp").write_bytes(b"half")
+        compared = "client-0" if "client-2" in exclude else "client-2"
+        (folder / "recover" / name / "diagnostics.csv").write_text(
+            f"client_id,round,relative_error,cosine\n{compared},9,0.5,0.9\n"
+        )
     (folder / "recover" / "broken").mkdir()
     (folder / "recover" / "broken" / "checkpoint.npz").write_bytes(b"PK")
     scores = {"client-0": 0.5, "client-2": 0.9}
@@ -393,6 +397,7 @@ def test_other_files_of_the_run(
         "exports/cache.bin",
         "recover/with/checkpoint.npz",
         "recover/with/checkpoint.npz.tmp",
+        "recover/with/diagnostics.csv",
         "recover/without/checkpoint.npz.tmp",
         "recover/broken/checkpoint.npz",
         "record/aggregator.npz",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedrec.history import snapshot
+from fedrec.exceptions import HistoryCorruptedError
+from fedrec.history import Manifest, snapshot
 from fedrec.history.environment import Environment
 from fedrec.history.mapped import MappedFile
 from fedrec.history.rounds import RoundArrays
@@ -26,9 +29,41 @@ def test_a_view_is_read_from_its_place(tmp_path: Path, first: int, last: int) ->
     with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         view = memoryview(mapped)[first:last]
         head, tail = bytearray(1), bytearray(last - first - 1)
-        assert file.read_into(view, (head, tail))
+        offset = file.offset(view)
+        assert offset == first
+        assert file.read_into([(offset, (head, tail))])
         assert bytes(head + tail) == CONTENT[first:last]
         view.release()
+    file.close()
+
+
+def test_views_next_to_each_other_are_read_in_one_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies between them is skipped; one that is far off, or earlier, is read on its own."""
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    file = MappedFile(path)
+    calls = []
+    original = os.preadv
+
+    def preadv(descriptor: int, buffers: list[Any], offset: int) -> int:
+        calls.append(offset)
+        return original(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    places = [(10, 300), (300, 700), (4700, 5000), (9097, 9100), (0, 16384)]
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        whole = memoryview(mapped)
+        views = [whole[first:last] for first, last in places]
+        outs = [bytearray(last - first) for first, last in places]
+        offsets = [file.offset(view) for view in views]
+        assert offsets == [first for first, _ in places]
+        assert file.read_into((first, (out,)) for (first, _), out in zip(places, outs, strict=True))
+        assert [bytes(out) for out in outs] == [CONTENT[first:last] for first, last in places]
+        for view in (*views, whole):
+            view.release()
+    assert calls == [10, 9097, 0]
     file.close()
 
 
@@ -36,9 +71,8 @@ def test_what_is_no_map_of_the_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
     file = MappedFile(path)
-    out = bytearray(100)
-    assert not file.read_into(memoryview(CONTENT)[:100], (out,))
-    assert out == bytes(100)
+    assert file.offset(memoryview(CONTENT)[:100]) is None
+    assert not file.read_into([(16300, (bytearray(100),))])  # the file ends before
     file.close()
 
 
@@ -51,11 +85,14 @@ def test_a_round_is_the_same_whichever_way_it_is_read(
 ) -> None:
     path = recorded(num_rounds=2)
     monkeypatch.setattr(snapshot, "_LARGE", 0)
-    done = []
+    done: list[bool] = []
+    records: list[Any] = []
     original = MappedFile.read_into
 
-    def read_into(self: MappedFile, view: memoryview, buffers: tuple[bytearray, ...]) -> bool:
-        done.append(found and original(self, view, buffers))
+    def read_into(self: MappedFile, wanted: Iterable[Any]) -> bool:
+        places = list(wanted)
+        records.extend(places)
+        done.append(found and original(self, places))
         return done[-1]
 
     monkeypatch.setattr(MappedFile, "read_into", read_into)
@@ -63,7 +100,50 @@ def test_a_round_is_the_same_whichever_way_it_is_read(
     assert np.array_equal(read.updates, arrays(1).updates)
     assert np.array_equal(read.global_weights, arrays(1).global_weights)
     assert done == [found] * len(done)
-    assert len(done) >= len(read.client_ids)
+    assert len(records) == len(read.client_ids)
+
+
+@pytest.mark.parametrize("rank", [0, 2, 4])
+def test_an_update_is_looked_for_where_it_is_not_as_expected(
+    recorded: Callable[..., Path],
+    arrays: Callable[..., RoundArrays],
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+) -> None:
+    """The first, the last, or one between them is damaged: it is named, and no other is."""
+    path = recorded(num_rounds=2)
+    monkeypatch.setattr(snapshot, "_LARGE", 0)
+    data = bytearray((path / "data.mdb").read_bytes())
+    data[data.index(arrays(1).updates[rank].tobytes())] ^= 1
+    (path / "data.mdb").write_bytes(data)
+    store = RoundStore(path)
+    client_ids = arrays(1).client_ids
+    with pytest.raises(HistoryCorruptedError, match=f"round 1, client `{client_ids[rank]}`"):
+        store.read_round(1)
+    others = [k for k in range(5) if k != rank]
+    read = store.read_round(1, [client_ids[k] for k in others])
+    assert np.array_equal(read.updates, arrays(1).updates[others])
+    store.close()
+
+
+def test_updates_that_do_not_lie_in_a_row_are_found(
+    tmp_path: Path,
+    manifest: Manifest,
+    arrays: Callable[..., RoundArrays],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were written in several transactions: pages of keys lie between them."""
+    monkeypatch.setattr(snapshot, "_LARGE", 0)
+    store = RoundStore(tmp_path / "history")
+    store.transaction_bytes = 10_000  # one vector of 8,000 bytes each
+    store.begin(manifest)
+    for t in range(3):
+        store.write_round(arrays(t))
+    for t in range(3):
+        assert np.array_equal(store.read_round(t).updates, arrays(t).updates)
+        some = [arrays(t).client_ids[k] for k in (4, 1, 3)]
+        assert np.array_equal(store.read_round(t, some).updates, arrays(t).updates[[4, 1, 3]])
+    store.close()
 
 
 def test_the_file_is_closed_with_the_environment(recorded: Callable[..., Path]) -> None:

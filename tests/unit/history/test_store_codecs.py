@@ -211,3 +211,13 @@ def values_of(store: RoundStore) -> bytes:
     with environment.read() as txn:
         found = environment.cursor(txn, "rounds").get((1).to_bytes(4) + ROUND.to_bytes(4))
         return bytes(found)
+
+
+@pytest.mark.parametrize(("codec", "calls"), [("int8", 1), ("float32", 0), ("zstd", 0)])
+def test_loops_are_compiled_before_the_first_round(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, codec: str, calls: int
+) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr("fedrec.history.store.compiled", lambda: compiled.append("now"))
+    RoundStore(tmp_path / "history", codec=codec).begin(manifest)
+    assert len(compiled) == calls

@@ -381,6 +381,7 @@ def test_info_counts(recorded: Callable[..., Path], manifest: Manifest) -> None:
     one = info(path)
     assert (one.num_rounds, one.max_rounds, one.num_clients, one.num_updates) == (3, 100, 5, 15)
     assert (one.num_parameters, one.codec, one.max_error) == (D, "float32", 0.0)
+    assert one.clients == tuple(manifest.clients)
     assert one.model_fingerprint == manifest.model_fingerprint
     assert one.num_bytes == (path / "data.mdb").stat().st_size
     # 48 + 8,000 bytes take two pages; one page lists the 15.
