@@ -116,7 +116,7 @@ class Federation:
             local_epochs: As in `LightningClient`.
             local_lr: As in `LightningClient`.
             seed: Decides who is malicious.
-            server_data: As in `Federation`.
+            server_data: As in `Federation`; `None` for the data module's `server_dataset`.
             buffers: As in `Federation`.
             fake_clients: Malicious clients without data that join on top of those (`fake-0` and so
                 on). Each claims as many samples as a client has on average.
@@ -151,7 +151,7 @@ class Federation:
             module,
             test_dataset=data.test_dataset,
             malicious=[*_draw_malicious(malicious, ids, seed), *(f.client_id for f in fakes)],
-            server_data=server_data,
+            server_data=data.server_dataset if server_data is None else server_data,
             buffers=buffers,
         )
 

@@ -3,6 +3,7 @@
 from fedrec.data.datamodule import FederatedDataModule
 from fedrec.data.digits import Digits
 from fedrec.data.fashion_mnist import FashionMNIST
+from fedrec.data.har import HAR
 from fedrec.data.mnist import MNIST
 from fedrec.data.partitioners import (
     ByUser,
@@ -14,8 +15,10 @@ from fedrec.data.partitioners import (
     QuantitySkew,
     Shards,
 )
+from fedrec.data.purchase import Purchase, PurchaseSynthetic
 
 __all__ = [
+    "HAR",
     "MNIST",
     "ByUser",
     "DegreeOfNonIID",
@@ -26,6 +29,8 @@ __all__ = [
     "IIDPartitioner",
     "Partition",
     "Partitioner",
+    "Purchase",
+    "PurchaseSynthetic",
     "QuantitySkew",
     "Shards",
 ]

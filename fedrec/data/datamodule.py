@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from numpy.typing import NDArray
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fedrec._checks import check_int
+from fedrec._checks import check_float, check_int
+from fedrec.data.draw import draw_samples
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.data.partitioners.iid import IIDPartitioner
 from fedrec.data.partitioners.partition import Partition
@@ -36,10 +38,17 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     Args:
         num_clients: Number of clients, at least 1.
         partitioner: Who holds what; `None` means `IIDPartitioner()`.
-        seed: Seed of the partition.
+        seed: Seed of the partition, and of the choice of the server's samples.
+        server_samples: Training samples that the server holds as clean data instead of the clients
+            (`server_dataset`). The training data are split first, then the server's samples are
+            taken away from whoever got them: no sample is in two places.
+        server_beta: Concentration of the Dirichlet distribution that the label distribution of the
+            server's samples is drawn from, above 0 (small: few labels); `None` draws them uniformly
+            from the training data.
 
     Attributes:
         batch_size: Samples a batch of the pooled loaders; clients have batch sizes of their own.
+        synthetic: Whether the data only stand in for a real data set; results say so.
 
     Raises:
         ConfigurationError: If an argument is out of range, or, on first use, if `load` returns
@@ -58,12 +67,21 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         (2, 8)
         >>> coins.partition.counts.sum(axis=0)  # samples of each label
         array([4, 4])
+        >>> with_server = Coins(num_clients=2, server_samples=2)
+        >>> len(with_server.train_dataset), len(with_server.server_dataset)
+        (6, 2)
     """
 
     batch_size: int = 64
+    synthetic: ClassVar[bool] = False
 
     def __init__(
-        self, num_clients: int, partitioner: Partitioner | None = None, seed: int = 0
+        self,
+        num_clients: int,
+        partitioner: Partitioner | None = None,
+        seed: int = 0,
+        server_samples: int = 0,
+        server_beta: float | None = None,
     ) -> None:
         super().__init__()
         self.num_clients = check_int("num_clients", num_clients, minimum=1)
@@ -78,6 +96,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             )
         self.partitioner = partitioner if partitioner is not None else IIDPartitioner()
         self.seed = check_int("seed", seed)
+        self.server_samples = check_int("server_samples", server_samples, minimum=0)
+        if server_beta is not None:
+            check_float("server_beta", server_beta, minimum=0, open_minimum=True)
+        self.server_beta = server_beta
 
     @abstractmethod
     def load(self) -> tuple[TensorDataset, TensorDataset]:
@@ -93,6 +115,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         num_clients: int,
         partitioner: Partitioner | None = None,
         seed: int = 0,
+        server_samples: int = 0,
+        server_beta: float | None = None,
     ) -> FederatedDataModule:
         """Split the training data of any LightningDataModule over clients.
 
@@ -106,11 +130,14 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             num_clients: Number of clients.
             partitioner: Who holds what; `None` means `IIDPartitioner()`.
             seed: Seed of the partition and of whatever the data module draws.
+            server_samples: Training samples for the server instead of the clients.
+            server_beta: How unlike the training data those are; `None` for alike.
 
         Raises:
             ConfigurationError: On first use, if the loaders or samples are of another kind.
         """
-        return _FromDataModule(datamodule, num_clients, partitioner, seed)
+        arguments = (num_clients, partitioner, seed, server_samples, server_beta)
+        return _FromDataModule(datamodule, *arguments)
 
     @cached_property
     def _datasets(self) -> tuple[TensorDataset, TensorDataset]:
@@ -120,12 +147,58 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return train, test
 
     @cached_property
+    def _of_server(self) -> NDArray[np.int64]:
+        """Which of the loaded training samples the server holds."""
+        labels = self._datasets[0].tensors[1].numpy()
+        if self.server_samples >= len(labels):
+            requirement = f"fewer than the {len(labels)} training samples"
+            raise ConfigurationError(expected("server_samples", requirement, self.server_samples))
+        generator = numpy_generator(self.seed, "server-data")
+        return draw_samples(labels, self.server_samples, self.server_beta, generator)
+
+    @cached_property
+    def train_dataset(self) -> TensorDataset:
+        """The training data of all clients together."""
+        train = self._datasets[0]
+        if self.server_samples == 0:
+            return train
+        held = np.ones(len(train), dtype=bool)
+        held[self._of_server] = False
+        return TensorDataset(*(tensor[torch.from_numpy(held)] for tensor in train.tensors))
+
+    @cached_property
+    def server_dataset(self) -> TensorDataset | None:
+        """The clean data at the server, of no client; `None` without `server_samples`."""
+        if self.server_samples == 0:
+            return None
+        index = torch.from_numpy(self._of_server)
+        return TensorDataset(*(tensor[index] for tensor in self._datasets[0].tensors))
+
+    @cached_property
     def partition(self) -> Partition:
         """Who of the clients holds which training samples; `plot()` draws it."""
-        labels = self.train_dataset.tensors[1].numpy()
+        labels = self._datasets[0].tensors[1].numpy()
         generator = numpy_generator(self.seed, "partition")
         parts = self.partitioner(labels, self.num_clients, generator)
+        if self.server_samples:
+            # Split before, so that a partitioner that names samples by position stays right.
+            held = np.ones(len(labels), dtype=bool)
+            held[self._of_server] = False
+            position = np.cumsum(held) - 1
+            parts = [position[part[held[part]]] for part in parts]
+            labels = labels[held]
+            self._check_sizes(parts)
         return Partition(self.client_ids, parts, labels)
+
+    def _check_sizes(self, parts: Sequence[NDArray[np.int64]]) -> None:
+        least = self.partitioner.min_samples
+        short = [c for c, part in zip(self.client_ids, parts, strict=True) if len(part) < least]
+        if short:
+            raise ConfigurationError(
+                f"The server's {self.server_samples} samples leave clients {short[:10]} fewer than "
+                f"{least}. HINT: lower `server_samples`, or let the partitioner give every client "
+                "more (`min_samples`)."
+            )
 
     @cached_property
     def _clients(self) -> dict[str, TensorDataset]:
@@ -141,11 +214,6 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """`client-00`, `client-01`, ...: zero-padded, so that their order is the alphabet's."""
         width = len(str(self.num_clients - 1))
         return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
-
-    @property
-    def train_dataset(self) -> TensorDataset:
-        """The training data of all clients together."""
-        return self._datasets[0]
 
     @property
     def test_dataset(self) -> TensorDataset:
@@ -179,9 +247,12 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return DataLoader(self.test_dataset, batch_size=self.batch_size)
 
     def __repr__(self) -> str:
+        server = f", server_samples={self.server_samples}" if self.server_samples else ""
+        if self.server_beta is not None:
+            server += f", server_beta={self.server_beta}"
         return (
             f"{type(self).__name__}(num_clients={self.num_clients}, "
-            f"partitioner={self.partitioner!r}, seed={self.seed})"
+            f"partitioner={self.partitioner!r}, seed={self.seed}{server})"
         )
 
     __str__ = __repr__  # Lightning's would load the data to print it
@@ -196,8 +267,10 @@ class _FromDataModule(FederatedDataModule):
         num_clients: int,
         partitioner: Partitioner | None,
         seed: int,
+        server_samples: int,
+        server_beta: float | None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed)
+        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
         # Not isinstance: a data module of `lightning.pytorch` is as good, but another class.
         needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
         if not all(callable(getattr(datamodule, name, None)) for name in needed):

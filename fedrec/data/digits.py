@@ -25,7 +25,9 @@ class Digits(FederatedDataModule):
         num_clients: Number of clients.
         partitioner: Who holds what; `None` means `IIDPartitioner()`.
         test_fraction: Fraction of the samples kept for testing, in (0, 1).
-        seed: Seed of the partition.
+        seed: Seed of the partition, and of the choice of the server's samples.
+        server_samples: Training samples that the server holds instead of the clients.
+        server_beta: How unlike the training data those are; see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -48,8 +50,10 @@ class Digits(FederatedDataModule):
         partitioner: Partitioner | None = None,
         test_fraction: float = 0.25,
         seed: int = 0,
+        server_samples: int = 0,
+        server_beta: float | None = None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed)
+        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
         self.test_fraction = check_float(
             "test_fraction",
             test_fraction,

@@ -20,8 +20,10 @@ class FashionMNIST(MNIST):
         root: Data folder; `None` means the environment variable `FEDREC_DATA`, else `./data`.
         num_clients: Number of clients.
         partitioner: Who holds what; `None` means `IIDPartitioner()`.
-        seed: Seed of the partition, and of the choice of `max_samples`.
+        seed: Seed of the partition, and of the choice of `max_samples` and the server's samples.
         max_samples: Keep this many training samples at most, drawn at random; `None` keeps all.
+        server_samples: Training samples that the server holds instead of the clients.
+        server_beta: How unlike the training data those are; see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range, or, on loading, if a file is missing or

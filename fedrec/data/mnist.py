@@ -35,8 +35,10 @@ class MNIST(FederatedDataModule):
         root: Data folder; `None` means the environment variable `FEDREC_DATA`, else `./data`.
         num_clients: Number of clients.
         partitioner: Who holds what; `None` means `IIDPartitioner()`.
-        seed: Seed of the partition, and of the choice of `max_samples`.
+        seed: Seed of the partition, and of the choice of `max_samples` and the server's samples.
         max_samples: Keep this many training samples at most, drawn at random; `None` keeps all.
+        server_samples: Training samples that the server holds instead of the clients.
+        server_beta: How unlike the training data those are; see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range, or, on loading, if a file is missing or
@@ -60,8 +62,10 @@ class MNIST(FederatedDataModule):
         partitioner: Partitioner | None = None,
         seed: int = 0,
         max_samples: int | None = None,
+        server_samples: int = 0,
+        server_beta: float | None = None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed)
+        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
         if not isinstance(root, str | os.PathLike | None):
             raise ConfigurationError(expected("root", "a path or None", root))
         if max_samples is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ __all__ = ["ByUser"]
 class ByUser(Partitioner):
     """The samples of a user stay together.
 
-    With as many clients as users, clients are the users in the order of their ids. With fewer,
-    users are dealt out at random, so that every client stands for a group of them whose number
-    differs by at most one.
+    With as many clients as users, clients are the users in the natural order of their ids: numbers
+    inside of texts count as numbers, so that `user9` comes before `user10`. With fewer, users are
+    dealt out at random, so that every client stands for a group of them whose number differs by at
+    most one.
 
     Args:
         users: The user of every sample, in the order of the training data: numbers or texts; or the
@@ -51,7 +53,7 @@ class ByUser(Partitioner):
         self, labels: NDArray[np.integer[Any]], num_clients: int, generator: np.random.Generator
     ) -> Sequence[NDArray[np.integer[Any]]]:
         """Give every user, or group of users, to a client."""
-        ids, user = np.unique(np.array(self._read()), return_inverse=True)
+        ids, user = _ranks(self._read())
         if len(user) != len(labels):
             raise ShapeError(
                 f"Expected `users` to name one user a sample, but got {len(user)} for "
@@ -82,3 +84,19 @@ class ByUser(Partitioner):
         if isinstance(self.users, str):
             return f"ByUser(users={self.users!r})"
         return f"ByUser(users=<{len(set(self.users))} users of {len(self.users)} samples>)"
+
+
+def _ranks(users: Sequence[int | str]) -> tuple[list[int | str], NDArray[np.int64]]:
+    """Return the different users in their order, and the position there of every sample's."""
+    ids = sorted(set(users), key=lambda u: (u,) if isinstance(u, int) else _natural(u))
+    rank = {user: i for i, user in enumerate(ids)}
+    return ids, np.array([rank[user] for user in users], dtype=np.int64)
+
+
+def _natural(user: str) -> tuple[Any, ...]:
+    # Pieces alternate between text and digits, so that like is compared with like; a number is its
+    # length and its digits. The whole text decides between `7` and `07`.
+    pieces = re.split(r"([0-9]+)", user)
+    numbers = [piece.lstrip("0") for piece in pieces[1::2]]
+    pairs = zip(pieces[::2], [*((len(n), n) for n in numbers), (0, "")], strict=True)
+    return (*pairs, user)

@@ -8,10 +8,13 @@ from torch.utils.data import TensorDataset
 
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import AggregationContext, FedAvgM, FLTrust, Median
+from fedrec.data import Digits
 from fedrec.exceptions import AggregationError, ConfigurationError, FedrecWarning
-from fedrec.history import MemoryHistory
+from fedrec.history import LMDBHistory, MemoryHistory
 from fedrec.models import MLP
 from fedrec.parameters import ParameterVector
+from fedrec.recipe import load_recipe, run
+from fedrec.recipe.schema import build_parts
 from fedrec.recoverers import TrainFromScratch
 from fedrec.testing.problems import quadratic_federation
 from fedrec.types import RoundContext
@@ -126,3 +129,28 @@ def test_data_at_the_server_and_a_client_to_copy_are_needed() -> None:
     others = quadratic_federation(server_data=samples(9))
     with pytest.raises(ConfigurationError, match="none of them is a LightningClient"):
         record(others, FLTrust(), MemoryHistory(), max_rounds=1, server_lr=0.1)
+
+
+def test_a_recipe_puts_samples_aside_for_the_server(tmp_path) -> None:
+    path = tmp_path / "fltrust.yaml"
+    path.write_text(
+        """
+data: {class_path: Digits, init_args: {num_clients: 3, server_samples: 40, server_beta: 0.5}}
+model: {class_path: MLP, init_args: {in_features: 64, hidden: [4]}}
+federation: {malicious: 1, batch_size: 8}
+aggregator: FLTrust
+record: {max_rounds: 2, server_lr: 0.5}
+loop: {accelerator: cpu, enable_progress_bar: false, logger: false}
+"""
+    )
+    recipe = load_recipe(path)
+    run(recipe, folder=tmp_path / "run")
+    with LMDBHistory(tmp_path / "run" / "history") as recorded:
+        weights = recorded.read_round(1).global_weights
+    parts, kept = build_parts(recipe), MemoryHistory()
+    data = Digits(num_clients=3, server_samples=40, server_beta=0.5, seed=0)
+    by_hand = Federation.from_data(data, parts.model, malicious=1, batch_size=8)
+    FederatedLoop(accelerator="cpu", enable_progress_bar=False, seed=0).record(
+        by_hand, FLTrust(), kept, max_rounds=2, server_lr=0.5
+    )
+    assert torch.equal(kept.read_round(1).global_weights, weights)

@@ -155,6 +155,22 @@ def test_users_are_clients_in_the_order_of_their_ids() -> None:
     assert [part.tolist() for part in parts] == [[1], [3], [0, 2]]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["user9", "user10", "user011"],
+        ["2", "10", "100"],
+        ["1a2", "1a10", "1b1", "a"],
+        ["", "07", "7", "7a"],
+        [-20, -3, 4, 10],
+    ],
+)
+def test_numbers_in_ids_count_as_numbers(names: list[int | str]) -> None:
+    given = [*names[::-1], names[0]]
+    parts = ByUser(given)(np.zeros(len(given), dtype=int), len(names), np.random.default_rng(0))
+    assert [{given[i] for i in part} for part in parts] == [{name} for name in names]
+
+
 def test_users_are_never_torn_apart() -> None:
     users = np.random.default_rng(1).integers(9, size=500)
     parts = ByUser(users)(np.zeros(500, dtype=int), 4, np.random.default_rng(0))
