@@ -8,10 +8,11 @@ weights; the server aggregates and steps. All start from the same weights and ha
 `difference` is that of the first round's aggregate from fedrec's, relative, and, after the slash,
 that of the rule alone on the same updates; beyond 1e-3 the script fails.
 
-Rounds of all peers but Flower are timed in turn in one process. Flower's are timed in its own
-simulation, between the start of `configure_train` and the end of `aggregate_train`, after a round
-to warm up, with one single-threaded worker process per thread. CPU seconds are those of all
-threads and child processes.
+Rounds of all peers but Flower are timed in turn in one process, in which the C library keeps freed
+memory, as fedrec's loop asks it to (`keep_freed_memory`): all of them gain by it. Flower's are
+timed in its own simulation, between the start of `configure_train` and the end of
+`aggregate_train`, after a round to warm up, with one single-threaded worker process per thread. CPU
+seconds are those of all threads and child processes.
 
 Peers are optional; what cannot be imported is skipped. None belongs in fedrec's own environment,
 since their requirements replace torch and more. Versions known to work, each installed with
@@ -49,6 +50,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from workloads import workload
 
+from fedrec._allocator import keep_freed_memory
 from fedrec.aggregators import Aggregator, FedAvg, Median, TrimmedMean
 from fedrec.clients import LightningClient
 from fedrec.federation import Federation
@@ -496,6 +498,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of worker processes
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
     problem = Problem(arguments.clients, arguments.threads)
     peers = {"fedrec": fedrec(problem)}
     seconds: dict[tuple[str, str], tuple[Tensor, list[float], list[float]]] = {}

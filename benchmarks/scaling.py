@@ -1,6 +1,7 @@
 """How time at the server and memory grow with clients n, parameters d, rounds T and pairs s.
 
-    python benchmarks/scaling.py
+    python benchmarks/scaling.py --csv benchmarks/results/scaling.csv
+    python benchmarks/scaling.py --repeats 1 --vary n d
 
 Clients are quadratic and take next to no time; what is timed is the rest of a FedRecover run from
 an LMDB history: reading, estimates, pairs, aggregation. Each point runs in a process of its own,
@@ -123,6 +124,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--vary", nargs="+", choices=POINTS, default=list(POINTS))
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--point", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -130,7 +132,8 @@ def main() -> None:
         print(json.dumps(point(**json.loads(arguments.point))))
         return
     rows: list[list[object]] = []
-    for letter, values in POINTS.items():
+    for letter in arguments.vary:
+        values = POINTS[letter]
         found = [measure({**BASE, letter: value}, arguments.repeats) for value in values]
         seconds = [one["seconds"] for one in found]
         memory = [[one[key] / 2**20 for one in found] for key in ("recording", "recovery")]

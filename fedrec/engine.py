@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from fedrec.executors.base import Executor
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
 from fedrec.functional.order_statistics import choose_kernel
+from fedrec.server_training import require_lightning, server_client, trained
 from fedrec.types import (
     AttackContext,
     CohortUpdates,
@@ -81,7 +83,7 @@ class Engine:
             self.attack.reset(self.federation.malicious)
         self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
         if self.aggregator.needs_server_update:
-            self._server = _server_client(self.federation, type(self.aggregator).__name__)
+            self._server = server_client(self.federation, type(self.aggregator).__name__)
         layout, module = self.federation.layout, self.federation.module
         for client in self.clients.values():
             if isinstance(client, LightningClient):
@@ -165,15 +167,20 @@ class Engine:
                 sent = self._craft(ctx, sent)
         if attacks:
             sent = self._check(_select(sent, asked), asked)
+        self.keep_buffers(sent)
+        return sent
+
+    def keep_buffers(self, sent: CohortUpdates) -> None:
+        """Let these buffers count in the mean at the end of the round."""
         if sent.buffers is not None and self.averages_buffers:
             self._new_buffers.append((sent.num_samples, sent.buffers))
-        return sent
 
     def _compute(
         self, ctx: RoundContext, client_ids: Sequence[str], work: LocalWork | None
     ) -> CohortUpdates:
         if work is not None:
             ctx = dataclasses.replace(ctx, work=work)
+            require_lightning(work, [self.clients[c] for c in client_ids])
         clients = self.clients
         if self.attack is not None and not self.attack.is_active(ctx.round):
             clients = {c.client_id: c for c in self.federation.clients}
@@ -239,6 +246,8 @@ class Engine:
             parts["buffers"] = sent.buffers
         for what, rows in parts.items():
             # Only where a sum is not finite a closer look is needed: it may have overflowed.
+            if math.isfinite(rows.sum().item()):
+                continue
             suspects = (~torch.isfinite(rows.sum(dim=1))).nonzero().flatten().tolist()
             for i in suspects:
                 if not bool(torch.isfinite(rows[i]).all()):
@@ -300,13 +309,7 @@ class Engine:
     ) -> AggregationContext:
         server_update = None
         if self._server is not None:
-            asked = SequentialExecutor().compute([self._server], global_weights, ctx)
-            server_update = asked.updates[0]
-            if not bool(torch.isfinite(server_update).all()):
-                raise AggregationError(
-                    f"The server's own update of round {ctx.round} has NaN or infinity. Nothing of "
-                    "this round was stored. HINT: training diverges; lower the learning rate."
-                )
+            server_update = trained(self._server, global_weights, ctx).updates[0]
         fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(RoundContext)}
         own = {"purpose": "aggregator", "client_ids": tuple(client_ids)}
         return AggregationContext(
@@ -337,25 +340,6 @@ class Engine:
             **self.executor.plan(real or clients, global_weights, ctx),
             "kernel": choose_kernel(self.device, len(ids), global_weights.numel()),
         }
-
-
-def _server_client(federation: Federation, rule: str) -> Client:
-    """Return a client that trains on the server's data as the first of the clients does on its."""
-    data = federation.server_data
-    num_samples = 0 if data is None else len(data)  # type: ignore[arg-type]
-    if data is None or num_samples == 0:
-        raise ConfigurationError(
-            f"{rule} needs clean data at the server. HINT: pass `server_data=` to the federation."
-        )
-    for client in federation.clients:
-        if isinstance(client, LightningClient):
-            server = client.with_dataset(data)
-            server.client_id, server.num_samples = "server", num_samples
-            return server
-    raise ConfigurationError(
-        f"{rule} lets the server train as its clients do, but none of them is a LightningClient, "
-        "which fedrec could train with other data. HINT: make one of them a LightningClient."
-    )
 
 
 def _fresh(component: T) -> T:

@@ -121,6 +121,7 @@ class Recording:
         path = folder / "record" / "metrics.csv" if folder and loop.logger is not False else None
         log = MetricsLog(path, loop.loggers, "record/", first)
         seconds, saved = 0.0, time.monotonic()
+        self.client_seconds = 0.0
         t = first
         self.writer = BackgroundWriter(self.history)
         _log.info("%s", self._described())
@@ -154,6 +155,7 @@ class Recording:
             execution=self.execution,
             buffers=self.engine.buffers if self.engine.averages_buffers else None,
             detection=None if self.detector is None else self.detector.result(),
+            client_seconds={"record": self.client_seconds},
         )
         loop.call("on_record_end", result)
         return result
@@ -326,7 +328,9 @@ class Recording:
         ctx = engine.context(t, cohort, weights, logged.__setitem__)
         loop.call("on_round_start", ctx)
         memory = engine.attack.state_dict() if engine.attack is not None else {}
+        asking = time.perf_counter()
         sent = engine.ask(ctx, cohort)
+        self.client_seconds += time.perf_counter() - asking
         if not sent.client_ids:
             raise UpdateError(
                 f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: the model "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -150,8 +151,8 @@ class Aggregator(Component, ABC):
         if client_weights is not None:
             self._check_weights(client_weights, updates.shape[0])
         # `isfinite` of everything takes 20 times as long. A sum may also overflow: look closer.
-        suspects = (~torch.isfinite(updates.sum(dim=1))).nonzero().flatten().tolist()
-        if suspects:
+        if not math.isfinite(updates.sum().item()):
+            suspects = (~torch.isfinite(updates.sum(dim=1))).nonzero().flatten().tolist()
             bad = [i for i in suspects if not torch.isfinite(updates[i]).all()]
             if bad:
                 names = [ctx.client_ids[i] for i in bad] if ctx is not None else bad

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -38,10 +39,10 @@ def train_grouped(
 ) -> None:
     r"""Compute one step of plain SGD for all clients in one forward and backward pass.
 
-    The batches of all $c$ clients go through the module as one batch. In the backward pass each
-    layer sums the gradients of its weights over the samples of one client at a time, straight into
-    the row of that client. With a loss that is a mean over samples these are the clients' own
-    gradients, divided by $c$.
+    The batches of all $c$ clients go through the module as one batch. The backward pass stops at
+    the outputs of the layers. From their gradients and what went into a layer, the gradients of its
+    weights are summed over the samples of one client at a time, into the row of that client. With a
+    loss that is a mean over samples these are the clients' own gradients, divided by $c$.
 
     Args:
         cohort: The clients.
@@ -55,7 +56,6 @@ def train_grouped(
     """
     cohort.load()
     module, layout, count = cohort.module, cohort.ctx.layout, len(cohort.clients)
-    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     rows = layout.unflatten(updates)
     batch = next(cohort.steps())
     with capture_logs(module, 1) as logged, _sinks(module, rows) as sinks, torch.enable_grad():
@@ -64,16 +64,22 @@ def train_grouped(
             loss = training_step(module, batch, 0)
         if loss is None:
             raise CannotGroupError("training_step returned None")
-        others = torch.autograd.grad(
-            loss, list(parameters.values()), torch.full_like(loss, count), allow_unused=True
+        used = [sink for sink in sinks if sink.output is not None]
+        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(
+            loss,
+            [*(sink.output for sink in used), *parameters.values()],
+            torch.full_like(loss, count),
+            allow_unused=True,
         )
         logs.add(logged, count)
+    of_outputs, others = dict(zip(used, found, strict=False)), found[len(used) :]
+    del found  # each gradient is let go when it has been used
     for name, gradient in zip(parameters, others, strict=True):
         if gradient is not None:
             raise CannotGroupError(f"{name} is used outside of its layer")
     for sink in sinks:
-        if not sink.filled:
-            sink.zero()
+        sink.fill(of_outputs.pop(sink, None), count)
     for name, row in rows.items():
         if scale.get(name) != 1.0:
             row.mul_(scale.get(name, 0.0))
@@ -83,7 +89,8 @@ class Watch(TorchDispatchMode):
     """Refuses operations that make one pass differ from one per client.
 
     Attributes:
-        num_bytes: Size of all results, an upper limit of what the pass keeps.
+        num_bytes: Size of all results, and once more of what goes into layers with weights, as much
+            as the gradients that are kept: an upper limit of what the pass needs.
     """
 
     def __init__(self) -> None:
@@ -107,27 +114,43 @@ class Watch(TorchDispatchMode):
 
 @dataclass(eq=False)
 class _Sink:
-    """Where a layer's gradients go: the parameter's slice of every client's row, or `None`."""
+    """Where a layer's gradients go: the parameter's slice of every client's row, or `None`.
+
+    Attributes:
+        inputs: What the layer's weight met in the forward pass.
+        output: Where the gradient of the layer's output is found.
+    """
 
     name: str
+    layer: nn.Module
     weight: Tensor | None = None
     bias: Tensor | None = None
-    used: bool = False
-    filled: bool = False
+    inputs: Tensor | None = None
+    output: GradientEdge | None = None
 
-    def enter(self) -> None:
-        if self.used:
+    def enter(self, inputs: Tensor) -> Tensor:
+        """Keep what the weight meets; what comes out of the layer needs a gradient."""
+        if self.inputs is not None:
             raise CannotGroupError(f"{self.name} is used more than once")
-        self.used = True
+        self.inputs = inputs.detach()
+        return inputs if inputs.requires_grad else self.inputs.requires_grad_()
 
-    def zero(self) -> None:
-        for rows in (self.weight, self.bias):
-            if rows is not None:
-                rows.zero_()
+    def leave(self, output: Tensor) -> Tensor:
+        """Note where the gradient of the output is found, whatever is done to it in place."""
+        if output.requires_grad:
+            self.output = get_gradient_edge(output)
+        return output
 
-    def groups(self) -> int:
-        rows = self.bias if self.weight is None else self.weight
-        return 0 if rows is None else len(rows)
+    def fill(self, gradient: Tensor | None, count: int) -> None:
+        """Write the gradients of weight and bias of each of so many clients."""
+        inputs, self.inputs = self.inputs, None
+        if gradient is None or inputs is None:
+            for rows in (self.weight, self.bias):
+                if rows is not None:
+                    rows.zero_()
+            return
+        with torch.no_grad():
+            _BACKWARDS[type(self.layer)](self, inputs.to(gradient.dtype), gradient, count)
 
 
 @contextmanager
@@ -138,16 +161,18 @@ def _sinks(module: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[list[_Sink
         owner, _, kind = name.rpartition(".")
         if kind not in ("weight", "bias"):
             raise CannotGroupError(f"{name} is the weight or bias of no layer")
-        setattr(sinks.setdefault(owner, _Sink(owner)), kind, rows[name])
+        if owner not in sinks:
+            sinks[owner] = _Sink(owner, module.get_submodule(owner))
+        setattr(sinks[owner], kind, rows[name])
     trainable = sum(p.requires_grad for _, p in module.named_parameters(remove_duplicate=False))
     if trainable > len(rows):
         raise CannotGroupError("layers share a parameter")
     patched: list[nn.Module] = []
     try:
         for owner, sink in sinks.items():
-            layer = module.get_submodule(owner)
-            vars(layer)["forward"] = partial(_forward_of(layer, owner), layer, sink)
-            patched.append(layer)
+            forward = _forward_of(sink.layer, owner)
+            vars(sink.layer)["forward"] = partial(forward, sink.layer, sink)
+            patched.append(sink.layer)
         yield list(sinks.values())
     finally:
         for layer in patched:
@@ -164,35 +189,37 @@ def _forward_of(layer: nn.Module, name: str) -> Callable[..., Tensor]:
     return found
 
 
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    return function.apply(*args)
+# The layers compute with weights that need no gradient: autograd would add up those of all clients.
+def _detached(layer: Any) -> tuple[Tensor, Tensor | None]:
+    return layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
 
 
 def _linear(layer: nn.Linear, sink: _Sink, x: Tensor) -> Tensor:
-    sink.enter()
-    result: Tensor = _apply(_Linear, x, layer.weight, layer.bias, sink)
-    return result
+    return sink.leave(functional.linear(sink.enter(x), *_detached(layer)))
 
 
 def _convolution(layer: nn.Conv1d | nn.Conv2d, sink: _Sink, x: Tensor) -> Tensor:
-    sink.enter()
-    result: Tensor = _apply(_Convolution, x, layer.weight, layer.bias, layer, sink)
-    return result
+    function = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
+    how: Any = (layer.stride, layer.padding, layer.dilation)
+    return sink.leave(function(sink.enter(x), *_detached(layer), *how))
 
 
 def _layer_norm(layer: nn.LayerNorm, sink: _Sink, x: Tensor) -> Tensor:
-    sink.enter()
-    x = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
-    result: Tensor = _apply(_Affine, x, layer.weight, layer.bias, sink)
-    return result
+    return _affine(
+        layer, sink, functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+    )
 
 
 def _group_norm(layer: nn.GroupNorm, sink: _Sink, x: Tensor) -> Tensor:
-    sink.enter()
     x = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
     # Channels last, as the features of a LayerNorm are.
-    result: Tensor = _apply(_Affine, x.movedim(1, -1), layer.weight, layer.bias, sink)
-    return result.movedim(-1, 1)
+    return _affine(layer, sink, x.movedim(1, -1)).movedim(-1, 1)
+
+
+def _affine(layer: nn.LayerNorm | nn.GroupNorm, sink: _Sink, x: Tensor) -> Tensor:
+    weight, bias = _detached(layer)
+    x = sink.enter(x) * weight
+    return sink.leave(x if bias is None else x + bias)
 
 
 _FORWARDS: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -204,88 +231,50 @@ _FORWARDS: dict[type[nn.Module], Callable[..., Tensor]] = {
 }
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: _Sink) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.sink = sink
-        return functional.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        sink, count = ctx.sink, ctx.sink.groups()
-        sink.filled = True
-        by_client = g.reshape(count, -1, g.shape[-1])
-        if sink.weight is not None:
-            inputs = x.to(g.dtype).reshape(count, -1, x.shape[-1])
-            _sum_of_outer_products(by_client, inputs, sink.weight)
-        if sink.bias is not None:
-            _sum(by_client, (1,), sink.bias)
-        gx = (g @ weight.to(g.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return gx, None, None, None
+def _linear_backward(sink: _Sink, x: Tensor, g: Tensor, count: int) -> None:
+    by_client = g.reshape(count, -1, g.shape[-1])
+    if sink.weight is not None:
+        _sum_of_outer_products(by_client, x.reshape(count, -1, x.shape[-1]), sink.weight)
+    if sink.bias is not None:
+        _sum(by_client, (1,), sink.bias)
 
 
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any, sink: _Sink
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.layer, ctx.sink = layer, sink
-        function = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
-        return function(x, weight, bias, layer.stride, layer.padding, layer.dilation)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = (t.to(g.dtype) for t in ctx.saved_tensors)
-        layer, sink, count = ctx.layer, ctx.sink, ctx.sink.groups()
-        sink.filled = True
-        zeros = [0] * len(layer.kernel_size)
-        how = (layer.stride, layer.padding, layer.dilation, False, zeros, 1)
-        if g.device.type == "cpu":
-            need = (False, sink.weight is not None, sink.bias is not None)
-            sizes = [weight.shape[0]]
-            for i, (one, other) in enumerate(zip(g.chunk(count), x.chunk(count), strict=True)):
-                found = _aten.convolution_backward(one, other, weight, sizes, *how, need)
-                for rows, gradient in ((sink.weight, found[1]), (sink.bias, found[2])):
-                    if rows is not None:
-                        rows[i].copy_(gradient)
-        else:
-            columns = _unfold(x, layer)
-            columns = columns.reshape(count, -1, *columns.shape[1:])
-            pixels = g.reshape(count, -1, g.shape[1], columns.shape[-1])
-            if sink.weight is not None:
-                products = torch.einsum("cbol,cbil->coi", pixels, columns)
-                sink.weight.copy_(products.reshape(sink.weight.shape))
-            if sink.bias is not None:
-                _sum(pixels, (1, 3), sink.bias)
-        gx = None
-        if ctx.needs_input_grad[0]:
-            need = (True, False, False)
-            gx = _aten.convolution_backward(g, x, weight, None, *how, need)[0]
-            gx = gx.to(ctx.saved_tensors[0].dtype)
-        return gx, None, None, None, None
+def _convolution_backward(sink: _Sink, x: Tensor, g: Tensor, count: int) -> None:
+    layer: Any = sink.layer
+    if g.device.type == "cpu":
+        weight = layer.weight.to(g.dtype)
+        how = (layer.stride, layer.padding, layer.dilation, False, [0] * len(layer.kernel_size), 1)
+        need = (False, sink.weight is not None, sink.bias is not None)
+        sizes = [weight.shape[0]]
+        for i, (one, other) in enumerate(zip(g.chunk(count), x.chunk(count), strict=True)):
+            found = _aten.convolution_backward(one, other, weight, sizes, *how, need)
+            for rows, gradient in ((sink.weight, found[1]), (sink.bias, found[2])):
+                if rows is not None:
+                    rows[i].copy_(gradient)
+        return
+    columns = _unfold(x, layer)
+    columns = columns.reshape(count, -1, *columns.shape[1:])
+    pixels = g.reshape(count, -1, g.shape[1], columns.shape[-1])
+    if sink.weight is not None:
+        products = torch.einsum("cbol,cbil->coi", pixels, columns)
+        sink.weight.copy_(products.reshape(sink.weight.shape))
+    if sink.bias is not None:
+        _sum(pixels, (1, 3), sink.bias)
 
 
-class _Affine(torch.autograd.Function):
-    """Multiply by a weight, add a bias, along the last dimensions."""
+def _affine_backward(sink: _Sink, x: Tensor, g: Tensor, count: int) -> None:
+    for rows, values in ((sink.weight, g * x), (sink.bias, g)):
+        if rows is not None:
+            _sum(values.reshape(count, -1, *rows.shape[1:]), (1,), rows)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: _Sink) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.sink = sink
-        return x * weight if bias is None else x * weight + bias
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        sink, count = ctx.sink, ctx.sink.groups()
-        sink.filled = True
-        for rows, values in ((sink.weight, g * x), (sink.bias, g)):
-            if rows is not None:
-                _sum(values.reshape(count, -1, *weight.shape), (1,), rows)
-        return (g * weight).to(x.dtype), None, None, None
+_BACKWARDS: dict[type[nn.Module], Callable[[_Sink, Tensor, Tensor, int], None]] = {
+    nn.Linear: _linear_backward,
+    nn.Conv1d: _convolution_backward,
+    nn.Conv2d: _convolution_backward,
+    nn.LayerNorm: _affine_backward,
+    nn.GroupNorm: _affine_backward,
+}
 
 
 def _unfold(x: Tensor, layer: Any) -> Tensor:
@@ -300,14 +289,12 @@ def _unfold(x: Tensor, layer: Any) -> Tensor:
 
 def _sum_of_outer_products(g: Tensor, x: Tensor, rows: Tensor) -> None:
     """Write g^T x of each client to its row; shapes (c, k, o), (c, k, i) and (c, o, i)."""
-    if g.dtype != rows.dtype:
-        rows.copy_(torch.bmm(g.transpose(1, 2), x))
-    elif g.device.type == "cpu" and rows[0].numel() >= _LARGE_WEIGHT:
+    if g.device.type == "cpu" and g.dtype == rows.dtype and rows[0].numel() >= _LARGE_WEIGHT:
         aligned = rows.new_empty(rows.shape[1:])
         for one, other, row in zip(g, x, rows, strict=True):
             row.copy_(torch.mm(one.t(), other, out=aligned))
-    else:
-        torch.bmm(g.transpose(1, 2), x, out=rows)
+    else:  # straight into the rows, which lie apart, it takes three times as long
+        rows.copy_(torch.bmm(g.transpose(1, 2), x))
 
 
 def _sum(values: Tensor, dims: tuple[int, ...], rows: Tensor) -> None:

@@ -46,7 +46,7 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
                 named = {n: g * scale.get(n, 0.0) for n, g in gradients.items()}
                 layout.flatten_dict(named, updates)
             else:
-                ends_epoch = cohort.clients[0].ends_epoch(step, num_steps)
+                ends_epoch = cohort.clients[0].ends_epoch(step, num_steps, cohort.ctx)
                 parameters = optimizer.step(gradients, ends_epoch)
     if not shared:
         layout.flatten_dict(optimizer.total, updates)

@@ -131,7 +131,9 @@ class VectorizedExecutor(Executor):
         """Compute all updates along the path that `plan` chose."""
         if not self._choices:
             self.plan(clients, global_weights, ctx)
-        if self._data is None:
+        # Of other work than usual only the number of steps is understood below.
+        usual = ctx.work is None or ctx.work.is_as_usual
+        if self._data is None or not usual:
             return self._sequential.compute(clients, global_weights, ctx)
         lightning = [c for c in clients if isinstance(c, LightningClient)]
         cohort = self._cohort(self._data, lightning, global_weights, ctx)

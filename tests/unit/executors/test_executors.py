@@ -105,6 +105,19 @@ class Twice(nn.Module):
         return self.layer(self.layer(x).tanh())
 
 
+class Unheard(nn.Module):
+    """Adds what a layer says, and lets no gradient through it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        with torch.no_grad():
+            said = self.layer(x)
+        return x + said
+
+
 def repeated():
     layer = nn.Linear(6, 6)
     return nn.Sequential(layer, nn.Tanh(), layer)
@@ -221,6 +234,20 @@ def test_gradients_of_every_supported_layer(name: str) -> None:
     assert plan["path"] == "grouped"
     assert relative(fast, slow) < 1e-5
     assert not any("forward" in vars(m) for m in module.modules()), "layers are left as they were"
+
+
+@pytest.mark.parametrize("extra", [nn.ReLU(inplace=True), nn.Hardtanh(inplace=True), Unheard()])
+def test_what_is_done_in_place_or_without_gradients_stays_grouped(extra: nn.Module) -> None:
+    torch.manual_seed(0)
+    module = Net(extra=extra)
+    plan, fast, slow = both(module, clients(module, batch_size=5), VectorizedExecutor())
+    assert plan["path"] == "grouped"
+    assert "refused" not in plan
+    assert relative(fast, slow) < 1e-5
+    if isinstance(extra, Unheard):
+        rows = ParameterVector(module).unflatten(fast.updates)
+        assert not rows["body.1.layer.weight"].any()
+        assert not rows["body.1.layer.bias"].any()
 
 
 def test_convolutions_on_a_cpu_are_not_stacked() -> None:
