@@ -7,7 +7,14 @@ from collections.abc import Iterable
 
 from fedrec.exceptions import ConfigurationError, expected
 
-__all__ = ["check_bool", "check_choice", "check_float", "check_int"]
+__all__ = [
+    "check_bool",
+    "check_choice",
+    "check_float",
+    "check_int",
+    "check_recording",
+    "check_recovery",
+]
 
 
 def check_bool(argument: str, value: object) -> bool:
@@ -61,3 +68,29 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise ConfigurationError(expected(argument, "a known choice", value, known=known))
     return value
+
+
+def check_recording(
+    *, max_rounds: object, server_lr: object, on_bad_update: object = "raise", **others: object
+) -> None:
+    """Check the plain arguments of `FederatedLoop.record`."""
+    check_int("max_rounds", max_rounds, minimum=1)
+    check_float("server_lr", server_lr, minimum=0, open_minimum=True)
+    check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
+
+
+def check_recovery(
+    *,
+    max_rounds: object = None,
+    server_lr: object = None,
+    batch_policy: object = "replay",
+    on_bad_update: object = "raise",
+    **others: object,
+) -> None:
+    """Check the plain arguments of `FederatedLoop.recover`."""
+    check_choice("batch_policy", batch_policy, ("replay", "fresh"))
+    check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
+    if max_rounds is not None:
+        check_int("max_rounds", max_rounds, minimum=1)
+    if server_lr is not None:
+        check_float("server_lr", server_lr, minimum=0, open_minimum=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from fedrec._allocator import keep_freed_memory
-from fedrec._checks import check_choice, check_float, check_int
+from fedrec._checks import check_choice, check_float, check_int, check_recording, check_recovery
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.callbacks import Callback, RichProgressBar
@@ -27,13 +25,13 @@ from fedrec.history.base import HistoryStore
 from fedrec.recording import Recording
 from fedrec.recoverers.base import Recoverer
 from fedrec.recovery import Recovery
+from fedrec.torch_settings import torch_settings
 from fedrec.types import Detection, RunResult
 
 __all__ = ["FederatedLoop"]
 
 _PRECISIONS = ("32-true", "bf16-mixed")
 _DEV_ROUNDS = 3
-_SMALL_MODEL = 20_000
 
 
 class FederatedLoop:
@@ -185,10 +183,8 @@ class FederatedLoop:
             UpdateError: If a client sends something unusable and `on_bad_update="raise"`.
             KeyboardInterrupt: After Ctrl-C, between two rounds; everything done is stored.
         """
-        check_int("max_rounds", max_rounds, minimum=1)
-        check_float("server_lr", server_lr, minimum=0, open_minimum=True)
-        check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
-        with self._running(federation):
+        check_recording(max_rounds=max_rounds, server_lr=server_lr, on_bad_update=on_bad_update)
+        with torch_settings(self, federation):
             return Recording(
                 loop=self,
                 federation=federation,
@@ -250,16 +246,16 @@ class FederatedLoop:
             RecoveryError: If the method cannot go on.
             KeyboardInterrupt: After Ctrl-C, between two rounds, with a checkpoint.
         """
-        check_choice("batch_policy", batch_policy, ("replay", "fresh"))
-        check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
-        if max_rounds is not None:
-            check_int("max_rounds", max_rounds, minimum=1)
-        if server_lr is not None:
-            check_float("server_lr", server_lr, minimum=0, open_minimum=True)
+        check_recovery(
+            max_rounds=max_rounds,
+            server_lr=server_lr,
+            batch_policy=batch_policy,
+            on_bad_update=on_bad_update,
+        )
         if isinstance(exclude, str):
             raise ConfigurationError(expected("exclude", "a list of client ids", exclude))
         excluded = exclude.malicious if isinstance(exclude, Detection) else tuple(exclude)
-        with self._running(federation):
+        with torch_settings(self, federation):
             return Recovery(
                 loop=self,
                 federation=federation,
@@ -298,21 +294,18 @@ class FederatedLoop:
         Raises:
             ConfigurationError: If the federation has no test data.
         """
-        if federation.test_dataset is None:
+        dataset, device = federation.test_dataset, self.device
+        if dataset is None:
             raise ConfigurationError(
                 expected(
                     "federation.test_dataset", "a data set", None, hint="pass `test_dataset=`."
                 )
             )
-        with self._running(federation):
-            federation.module.to(self.device)
+        with torch_settings(self, federation):
+            federation.module.to(device)
+            weights = global_weights.to(device)
             return evaluate(
-                federation,
-                federation.test_dataset,
-                global_weights.to(self.device),
-                attack=attack,
-                buffers=buffers,
-                device=self.device,
+                federation, dataset, weights, attack=attack, buffers=buffers, device=device
             )
 
     # -- what recording and recovery use --------------------------------------------------------
@@ -322,8 +315,8 @@ class FederatedLoop:
         """The Lightning Fabric that chooses the device."""
         if self._fabric is None:
             # Precision is applied by `autocast` below; Fabric would announce it on the terminal.
-            on_cpu = self.accelerator == "cpu" or not torch.cuda.is_available()
-            self._fabric = Fabric(accelerator="cpu" if on_cpu else "cuda", devices=1)
+            on_cuda = self.accelerator != "cpu" and torch.cuda.is_available()
+            self._fabric = Fabric(accelerator="cuda" if on_cuda else "cpu", devices=1)
         return self._fabric
 
     @property
@@ -387,13 +380,9 @@ class FederatedLoop:
             return {}
         if self._subset is None or self._subset[0] is not whole:
             self._subset = whole, fixed_subset(whole, self.eval_samples, self.seed)
+        subset: Any = self._subset[1]
         found = evaluate(
-            federation,
-            self._subset[1],  # type: ignore[arg-type]
-            global_weights,
-            attack=attack,
-            buffers=buffers,
-            device=self.device,
+            federation, subset, global_weights, attack=attack, buffers=buffers, device=self.device
         )
         return {name: value for name, value in found.items() if value is not None}
 
@@ -406,35 +395,3 @@ class FederatedLoop:
         """Call a hook of every callback."""
         for callback in self.callbacks:
             getattr(callback, hook)(self, *args)
-
-    @contextmanager
-    def _running(self, federation: Federation) -> Iterator[None]:
-        """Leave torch's settings and the module as they were found."""
-        before = torch.are_deterministic_algorithms_enabled()
-        threads = torch.get_num_threads()
-        tf32 = torch.backends.cudnn.allow_tf32
-        layout, module = federation.layout, federation.module
-        weights, buffers = layout.flatten(module), layout.buffers(module)
-        small = layout.num_parameters < _SMALL_MODEL
-        torch.set_num_threads(self.num_threads or (1 if small else threads))
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        # On CUDA, convolutions would otherwise keep 10 bits of what "32-true" promises.
-        torch.backends.cudnn.allow_tf32 = False
-        if self.deterministic:
-            # What cuBLAS asks for before its results can be repeated.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        except BaseException as error:
-            self.call("on_exception", error)
-            raise
-        finally:
-            layout.load(module, weights)
-            layout.load_buffers(module, buffers)
-            torch.backends.cudnn.allow_tf32 = tf32
-            torch.use_deterministic_algorithms(before)
-            torch.set_num_threads(threads)
-            for logger in self.loggers:
-                logger.save()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from fedrec.checkpoint import (
 )
 from fedrec.component import build
 from fedrec.engine import Engine
+from fedrec.estimate_errors import EstimateErrors
 from fedrec.exceptions import (
     ConfigurationError,
     RecoveryError,
@@ -39,14 +39,14 @@ from fedrec.metrics import CostLedger
 from fedrec.metrics_log import MetricsLog
 from fedrec.recording import plan_text, require_same_plan, training_of
 from fedrec.recoverers.base import Recoverer
-from fedrec.types import CohortUpdates, LocalWork, RecoveryContext, RoundRecord, RunResult
+from fedrec.recovery_context import recovery_context, require_cooperation
+from fedrec.types import RunResult
 
 if TYPE_CHECKING:
     from fedrec.loop import FederatedLoop
 
 __all__ = ["Recovery"]
 
-_FLOAT_BYTES = 4
 _log = logging.getLogger(__name__)
 
 
@@ -75,20 +75,27 @@ class Recovery:
         state = self._load() if self.resume else None
         if state is not None:
             torch.set_num_threads(state["execution"]["threads"])
-        weights = self.recoverer.initial_weights(history).to(loop.device)
+        weights = history.read_round(0, ()).global_weights.to(loop.device)
         self.execution = {**loop.execution(), **self.engine.plan(weights, self.remaining)}
         first, seconds, finished = 0, 0.0, False
         if state is None:
             self._forget_earlier_run()
             began = time.perf_counter()
             self.recoverer.start(history, self.remaining, self.rounds)
+            weights = self.recoverer.initial_weights(history).to(loop.device)
             seconds = time.perf_counter() - began
         else:
             weights, first, seconds = self._restore(state)
             finished = state["finished"]
+        self.estimate_errors = EstimateErrors(self.folder, first)
         path = self.folder / "metrics.csv" if self.folder and loop.logger is not False else None
         log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first)
         steps = list(self.recoverer.rounds(history, self.rounds))
+        self.steps = steps = steps[: loop.limit(len(steps))]
+        if state is None and steps and steps[0] > 0 and self.engine.averages_buffers:
+            # Rounds after the recording go on from the last one that counts.
+            buffers = history.read_round(min(steps[0], self.rounds) - 1, ()).buffers
+            self.engine.buffers = on_device(buffers, loop.device)
         if not finished:
             _log.info("%s", self._described())
         loop.call("on_recover_start", self.name, self.rounds, first)
@@ -99,7 +106,7 @@ class Recovery:
         result = RunResult(
             name=self.name,
             global_weights=weights,
-            rounds=len(steps),
+            rounds=state["rounds"] if state and finished else len(steps),
             seconds=seconds,
             curve=log.curve(),
             execution=self.execution,
@@ -108,6 +115,8 @@ class Recovery:
             diagnostics=state["diagnostics"]
             if state and finished
             else self.recoverer.diagnostics(),
+            client_seconds=self.client_seconds,
+            estimate_errors=tuple(self.estimate_errors.rows),
         )
         loop.call("on_recover_end", result)
         return result
@@ -142,6 +151,7 @@ class Recovery:
                         stop.obey(f"after round {t} of {self.name}", f"Stored: {kept}.")
         finally:
             self.reader.close()
+            self.estimate_errors.close()
             log.close()
         return weights, seconds
 
@@ -150,7 +160,7 @@ class Recovery:
         loop, federation, manifest = self.loop, self.federation, self.history.manifest
         layout = federation.layout
         self.history.check_model(layout.fingerprint, layout.num_parameters)
-        recorded = len(self.history.rounds())
+        self.recorded = recorded = len(self.history.rounds())
         if recorded == 0:
             raise ConfigurationError(
                 "The history has no round yet. HINT: record before you recover."
@@ -186,8 +196,11 @@ class Recovery:
         if self.recoverer.needs_server_data and federation.server_data is None:
             raise ConfigurationError(
                 f"{type(self.recoverer).__name__} needs clean data at the server. "
-                "HINT: pass `server_data=` to the federation."
+                "HINT: pass `server_data=` to the federation, or `server_samples=` to its data "
+                "module."
             )
+        if self.recoverer.needs_excluded_client:
+            require_cooperation(self)
         self._require_same_training()
         attackers = federation.malicious if self.attack is not None else ()
         self.engine = Engine(
@@ -205,6 +218,7 @@ class Recovery:
             on_bad_update=self.on_bad_update,
         )
         self.folder = None if loop.folder is None else loop.folder / "recover" / self.name
+        self.client_seconds: dict[str, float] = {}
         self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
 
     def _require_same_training(self) -> None:
@@ -240,6 +254,8 @@ class Recovery:
             for client_id in self.history.present(t):
                 if client_id in counts:
                     counts[client_id] += 1
+        if self.recoverer.needs_excluded_client:  # noted too, but with no rounds to save
+            counts |= dict.fromkeys(self.exclude, 0)
         return counts
 
     # -- one round ------------------------------------------------------------------------------
@@ -248,12 +264,13 @@ class Recovery:
         """Do one round; return the next weights and the seconds spent, evaluation left out."""
         loop, engine = self.loop, self.engine
         began = time.perf_counter()
-        cohort = self.reader.cohort(t)
+        # After the recording, all that remain may be asked.
+        cohort = self.reader.cohort(t) if t < self.recorded else self.remaining
         logged: dict[str, float] = {}
         new = weights
-        self._asked = 0
+        self.asked, self.comparing = 0, 0.0
         if cohort:  # a round whose whole cohort is excluded makes no step
-            ctx = self._context(t, cohort, weights, logged)
+            ctx = recovery_context(self, t, cohort, weights, logged)
             loop.call("on_round_start", ctx)
             new = self.recoverer.step(t, weights, ctx)
             if new.shape != weights.shape:
@@ -267,101 +284,14 @@ class Recovery:
                     "HINT: ask clients more often (a smaller `correction_period`)."
                 )
             engine.end_round()
-        spent = time.perf_counter() - began
-        values = {"asked": float(self._asked), **logged}
-        if loop.evaluates(t, self.rounds):
+        spent = time.perf_counter() - began - self.comparing
+        values = {"asked": float(self.asked), **logged}
+        if loop.evaluates(t, self.rounds) or t == self.steps[-1]:
             values.update(loop.evaluate_curve(self.federation, new, self.attack, engine.buffers))
         log.write(t, values)
         if cohort:
             loop.call("on_round_end", ctx, values)
         return new, spent
-
-    def _context(
-        self, t: int, cohort: tuple[str, ...], weights: Tensor, logged: dict[str, float]
-    ) -> RecoveryContext:
-        engine = self.engine
-        ctx = engine.context(t, cohort, weights, logged.__setitem__)
-        sizes = self.history.manifest.clients
-
-        def history(round: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
-            if round == t and (client_ids is None or set(client_ids) <= set(cohort)):
-                record = self.reader.read(t)
-                if client_ids is None:
-                    return record
-                if set(client_ids) <= set(record.client_ids):
-                    return record.select(client_ids)
-            if client_ids is None:
-                keep = set(self.remaining)
-                client_ids = [c for c in self.history.kept(round) if c in keep]
-            return self.history.read_round(round, client_ids).to(engine.device)
-
-        def exact(
-            client_ids: Sequence[str], reason: str, work: LocalWork | None = None
-        ) -> CohortUpdates:
-            self._check_asked(t, client_ids, cohort)
-            sent = engine.ask(ctx, client_ids, work)
-            self._asked += len(client_ids)
-            worked = ctx if work is None else dataclasses.replace(ctx, work=work)
-            # Costs are compared over the clients that remain; an excluded one is not among them.
-            for client_id in (c for c in client_ids if c in self.ledger.num_rounds):
-                self.ledger.add(
-                    client_id,
-                    t,
-                    reason,
-                    local_steps=engine.clients[client_id].num_local_steps(worked),
-                    num_bytes=2 * _FLOAT_BYTES * weights.numel(),
-                )
-            self.loop.call("on_updates", ctx, sent)
-            return sent
-
-        def server_step(
-            updates: Tensor,
-            client_ids: Sequence[str] | None = None,
-            global_weights: Tensor | None = None,
-        ) -> Tensor:
-            ids = cohort if client_ids is None else tuple(client_ids)
-            if len(ids) == 0:
-                return weights if global_weights is None else global_weights
-            if updates.shape != (len(ids), weights.numel()):
-                raise ShapeError(
-                    f"Expected {self.name} to give updates of shape {(len(ids), weights.numel())}, "
-                    f"one row per client of round {t}, but got {tuple(updates.shape)}."
-                )
-            num_samples = torch.tensor([sizes[c] for c in ids])
-            start = weights if global_weights is None else global_weights
-            return engine.server_step(ctx, updates, num_samples, ids, start)[0]
-
-        def coefficients(client_ids: Sequence[str]) -> Tensor | None:
-            if not client_ids:
-                return None
-            return engine.coefficients(torch.tensor([sizes[c] for c in client_ids]))
-
-        def apply(aggregate: Tensor) -> Tensor:
-            return engine.apply_checked(ctx, weights, aggregate)
-
-        fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(ctx)}
-        return RecoveryContext(
-            **{**fields, "purpose": "recoverer"},
-            history=history,
-            exact=exact,
-            server_step=server_step,
-            coefficients=coefficients,
-            apply=apply,
-            max_rounds=self.rounds,
-            excluded=self.exclude,
-            server_lr=engine.server_lr,
-        )
-
-    def _check_asked(self, t: int, client_ids: Sequence[str], cohort: tuple[str, ...]) -> None:
-        allowed = set(cohort)
-        if self.recoverer.needs_excluded_client:
-            allowed |= set(self.exclude)
-        odd = [c for c in client_ids if c not in allowed]
-        if odd:
-            raise RecoveryError(
-                f"{self.name} asked clients {odd} in round {t}, but they are excluded or did not "
-                "take part in it."
-            )
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -386,7 +316,7 @@ class Recovery:
     def _forget_earlier_run(self) -> None:
         """Remove what an earlier recovery of this name left, so that it is never taken for ours."""
         if self.folder is not None:
-            for name in ("checkpoint.npz", "ledger.csv", "model.ckpt"):
+            for name in ("checkpoint.npz", "diagnostics.csv", "ledger.csv", "model.ckpt"):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _load(self) -> dict[str, Any] | None:
@@ -421,6 +351,7 @@ class Recovery:
         engine.last_aggregate = on_device(state["last_aggregate"], device)
         engine.buffers = on_device(state["buffers"], device)
         self.ledger.load_state_dict(state["ledger"])
+        self.client_seconds = dict(state["client_seconds"])
         for callback, saved in zip(self.loop.callbacks, state["callbacks"], strict=False):
             callback.load_state_dict(saved)
         return state["weights"].to(device), state["next"], state["seconds"]
@@ -439,7 +370,9 @@ class Recovery:
                 "execution": self.execution,
                 "next": next_round,
                 "seconds": seconds,
+                "client_seconds": self.client_seconds,
                 "finished": finished,
+                "rounds": len(self.steps),
                 "weights": weights,
                 # Pairs are large, and a finished recovery needs none.
                 "recoverer": {} if finished else self.recoverer.state_dict(),

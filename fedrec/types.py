@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from fedrec.aggregators.base import Aggregator
+    from fedrec.clients.objective import LocalObjective
+    from fedrec.estimate_errors import EstimateError
     from fedrec.metrics.cost import CostLedger
 
 __all__ = [
@@ -48,11 +50,27 @@ def _discard(name: str, value: float) -> None:
 class LocalWork:
     """Local training other than the recorded one, for one call of `RecoveryContext.exact`.
 
+    What is `None` stays as the client has it.
+
     Args:
         local_steps: Mini-batch steps each client takes, at least 1.
+        local_epochs: Passes over the data instead, at least 1.
+        batch_size: Samples per batch, at least 1.
+        lr: Learning rate of the module's optimizer, constant (its schedulers are left out); what
+            was subtracted is divided by it.
+        objective: What to strive for instead of the module's own loss.
     """
 
-    local_steps: int
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    objective: LocalObjective | None = None
+
+    @property
+    def is_as_usual(self) -> bool:
+        """Whether nothing differs but the number of local steps."""
+        return self == LocalWork(self.local_steps)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,6 +153,16 @@ class RecoveryContext(RoundContext):
             kept. The tensors must not be changed: another call may return the same ones.
         exact: `exact(client_ids, reason, work=None)` asks clients for their exact updates and
             meters every call. Reasons: see `fedrec.metrics.REASONS`.
+        train_at_server: `train_at_server(global_weights, work=None, dataset=None)` lets the server
+            train on its clean data, or this part of it, as a client would, and returns its update,
+            shape $(d,)$. It costs clients nothing.
+        server_loss: `server_loss(global_weights)` returns the mean loss of these weights on the
+            server's clean data.
+        compare: `compare(client_ids, estimates)` notes how far these clients' estimated updates,
+            shape $(m', d)$, are from the exact ones, which are computed for this alone: in
+            simulation, at no cost, unseen by the recoverer. See `RunResult.estimate_errors`.
+        local_steps: `local_steps(client_ids)` returns how many steps each of these clients takes in
+            its own local training, a list of numbers.
         server_step: `server_step(updates, client_ids=None, global_weights=None)` aggregates one
             row per client of this round and returns the next global weights, shape $(d,)$.
         coefficients: `coefficients(client_ids)` returns what the aggregation rule multiplies these
@@ -147,6 +175,10 @@ class RecoveryContext(RoundContext):
 
     history: Callable[..., RoundRecord]
     exact: Callable[..., CohortUpdates]
+    train_at_server: Callable[..., Tensor]
+    server_loss: Callable[[Tensor], float]
+    compare: Callable[[Sequence[str], Tensor], None]
+    local_steps: Callable[[Sequence[str]], list[int]]
     server_step: Callable[..., Tensor]
     coefficients: Callable[[Sequence[str]], Tensor | None]
     apply: Callable[[Tensor], Tensor]
@@ -319,6 +351,9 @@ class RunResult:
         detection: Verdict of the detector, if one ran.
         ledger: Who was asked for exact updates, when and why (recoveries only).
         diagnostics: What the recoverer reports about itself, by name.
+        client_seconds: Seconds of `seconds` spent on computing what clients send (and what a
+            full-knowledge attacker sees), by reason; `"record"` in a recording.
+        estimate_errors: Estimated updates beside exact ones, where the recoverer compares them.
     """
 
     name: str
@@ -331,3 +366,5 @@ class RunResult:
     detection: Detection | None = None
     ledger: CostLedger | None = None
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    client_seconds: Mapping[str, float] = field(default_factory=dict)
+    estimate_errors: Sequence[EstimateError] = ()

@@ -3,5 +3,6 @@
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
+from fedrec.clients.objective import LocalObjective
 
-__all__ = ["Client", "FakeClient", "LightningClient"]
+__all__ = ["Client", "FakeClient", "LightningClient", "LocalObjective"]

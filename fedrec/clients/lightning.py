@@ -130,17 +130,25 @@ class LightningClient(Client):
         client.dataset = dataset
         return client
 
+    def _amount(self, ctx: RoundContext) -> tuple[int | None, int | None, int | None]:
+        """Return local steps, local epochs (one of them is `None`) and the batch size."""
+        steps, epochs, size = self.local_steps, self.local_epochs, self.batch_size
+        work = ctx.work
+        if work is not None:
+            if work.local_steps is not None or work.local_epochs is not None:
+                steps, epochs = work.local_steps, work.local_epochs
+            size = size if work.batch_size is None else work.batch_size
+        return steps, epochs, size
+
     def batches(self, ctx: RoundContext) -> list[np.ndarray]:
         """Return the sample indices of each local step of this round."""
-        steps, epochs = self.local_steps, self.local_epochs
-        if ctx.work is not None:
-            steps, epochs = ctx.work.local_steps, None
+        steps, epochs, batch_size = self._amount(ctx)
         return batch_indices(
             seed=ctx.seed,
             round=ctx.round,
             client_id=self.client_id,
             num_samples=len(self.dataset),
-            batch_size=self.batch_size,
+            batch_size=batch_size,
             local_steps=steps,
             local_epochs=epochs,
             purpose="batch" if ctx.batch_policy == "replay" else "batch-fresh",
@@ -153,16 +161,16 @@ class LightningClient(Client):
 
     def num_local_steps(self, ctx: RoundContext) -> int:
         """Return the number of mini-batches of this round."""
-        if ctx.work is not None:
-            return ctx.work.local_steps
-        if self.local_epochs is None:
-            return self.local_steps or 1
+        steps, epochs, batch_size = self._amount(ctx)
+        if epochs is None:
+            return steps or 1
         size = len(self.dataset)
-        return self.local_epochs * math.ceil(size / min(self.batch_size or size, size))
+        return epochs * math.ceil(size / min(batch_size or size, size))
 
-    def ends_epoch(self, step: int, num_steps: int) -> bool:
+    def ends_epoch(self, step: int, num_steps: int, ctx: RoundContext) -> bool:
         """Whether local step `step` of `num_steps` is the last of a pass over the data."""
-        return self.local_epochs is not None and (step + 1) % (num_steps // self.local_epochs) == 0
+        epochs = self._amount(ctx)[1]
+        return epochs is not None and (step + 1) % (num_steps // epochs) == 0
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
         """Train from the global weights; see the class for what is returned."""
@@ -174,27 +182,32 @@ class LightningClient(Client):
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         batches = self.batches(ctx)
         update = torch.zeros_like(global_weights)
+        lr = None if ctx.work is None else ctx.work.lr
+        objective = None if ctx.work is None else ctx.work.objective
         with (
             random_numbers(ctx, self.client_id),
             capture_logs(module, len(batches)) as logs,
             torch.enable_grad(),
         ):
-            optimizer = LocalOptimizer(module, self.local_lr)
-            direct = len(batches) == 1 and optimizer.is_plain_sgd
+            optimizer = LocalOptimizer(module, self.local_lr, lr)
+            direct = len(batches) == 1 and optimizer.is_plain_sgd and objective is None
             if not direct:
                 optimizer.adopt(parameters)
             for step, indices in enumerate(batches):
                 batch = take(self.dataset, indices, ctx.device)
-                gradients = gradients_of(module, parameters, batch, step, ctx)
+                gradients = gradients_of(module, parameters, batch, step, ctx, objective)
                 if gradients is None:
                     continue
                 if direct:
                     layout.flatten_dict(scaled(gradients, optimizer.gradient_scale()), update)
                     break
-                new = optimizer.step(gradients, self.ends_epoch(step, len(batches)))
+                ends_epoch = self.ends_epoch(step, len(batches), ctx)
+                new = optimizer.step(gradients, ends_epoch, objective)
                 with torch.no_grad():
                     for name, parameter in parameters.items():
                         parameter.copy_(new[name])
+                if objective is not None and objective.is_done(module, batch):
+                    break
         if not direct:
             layout.flatten_dict(optimizer.total, update)
         return ClientUpdate(

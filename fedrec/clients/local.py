@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from fedrec.exceptions import ConfigurationError
 from fedrec.random import key, numpy_generator
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.clients.objective import LocalObjective
 
 __all__ = [
     "LogMeans",
@@ -201,18 +204,27 @@ def capture_logs(module: nn.Module, num_steps: int) -> Iterator[dict[str, Any]]:
 
 
 def gradients_of(
-    module: Any, parameters: Mapping[str, nn.Parameter], batch: Any, step: int, ctx: RoundContext
+    module: Any,
+    parameters: Mapping[str, nn.Parameter],
+    batch: Any,
+    step: int,
+    ctx: RoundContext,
+    objective: LocalObjective | None = None,
 ) -> dict[str, Tensor] | None:
     """Return the gradient of one training step by parameter name; `None` if there is no loss."""
     with ctx.autocast():
-        loss = training_step(module, batch, step)
+        if objective is None:
+            loss = training_step(module, batch, step)
+        else:
+            loss = objective.loss(module, batch, step)
     if loss is None:
         return None
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    return {
+    gradients = {
         n: torch.zeros_like(p) if g is None else g
         for (n, p), g in zip(parameters.items(), found, strict=True)
     }
+    return gradients if objective is None else objective.gradients(gradients)
 
 
 def scaled(gradients: Mapping[str, Tensor], scale: Mapping[str, float]) -> dict[str, Tensor]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fedrec.exceptions import ConfigurationError, FedrecError
+
+if TYPE_CHECKING:
+    from fedrec.clients.objective import LocalObjective
 
 __all__ = ["LocalOptimizer"]
 
@@ -29,11 +32,13 @@ class LocalOptimizer:
         local_lr: What to divide the accumulated steps by; `None` for the optimiser's one learning
             rate.
 
+        lr: Learning rate to set, kept constant; `None` for the optimiser's own.
+
     Raises:
         ConfigurationError: If the optimiser cannot be used, or `local_lr` cannot be found.
     """
 
-    def __init__(self, module: nn.Module, local_lr: float | None) -> None:
+    def __init__(self, module: nn.Module, local_lr: float | None, lr: float | None = None) -> None:
         self.name = type(module).__name__
         if not getattr(module, "automatic_optimization", True):
             raise ConfigurationError(
@@ -41,6 +46,10 @@ class LocalOptimizer:
                 "HINT: leave `automatic_optimization` on and return the loss, or write a Client."
             )
         self.optimizer, self.schedulers = self._configure(module)
+        if lr is not None:
+            self.schedulers, local_lr = [], lr
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
         rates = {float(group["lr"]) for group in self.optimizer.param_groups}
         if local_lr is None:
             if len(rates) != 1:
@@ -139,12 +148,19 @@ class LocalOptimizer:
         for names, group in zip(self.groups, self.optimizer.param_groups, strict=True):
             group["params"] = [self.twins[n] for n in names]
 
-    def step(self, gradients: dict[str, Tensor], end_of_epoch: bool) -> dict[str, Tensor]:
+    def step(
+        self,
+        gradients: dict[str, Tensor],
+        end_of_epoch: bool,
+        objective: LocalObjective | None = None,
+    ) -> dict[str, Tensor]:
         """Do one step on the twins and return the new parameters in float32, by name."""
         before = {n: t.clone() for n, t in self.twins.items()}
         for name, twin in self.twins.items():
             twin.grad = gradients[name].to(twin.dtype)
         self.optimizer.step()
+        if objective is not None:
+            objective.project(self.twins)
         for name, twin in self.twins.items():
             self.total[name] += (before[name] - twin) / self.local_lr
         for scheduler, interval in self.schedulers:

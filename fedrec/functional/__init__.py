@@ -1,6 +1,11 @@
 """Pure tensor functions behind the components."""
 
 from fedrec.functional.alie import alie, alie_quantile
+from fedrec.functional.ascent import (
+    distance_to_random_models,
+    project_onto_ball,
+    reference_weights,
+)
 from fedrec.functional.backdoor import (
     blended,
     every_kth_feature,
@@ -8,11 +13,14 @@ from fedrec.functional.backdoor import (
     pixel_pattern,
     square_pattern,
 )
+from fedrec.functional.calibration import calibrate
 from fedrec.functional.clipping import adaptive_clipping, centered_clipping, norm_clipping
 from fedrec.functional.clustering import largest_mode, majority_cluster
 from fedrec.functional.consistency import row_cosines, sign_agreement
 from fedrec.functional.cosine import cosine_similarities
+from fedrec.functional.crab import loss_windows, softmax_divergence
 from fedrec.functional.distances import gram_matrix, pairwise_squared_distances
+from fedrec.functional.distillation import distillation_loss
 from fedrec.functional.fldetector import consistency_scores, gap_statistic
 from fedrec.functional.foolsgold import foolsgold_weights
 from fedrec.functional.geometric_median import geometric_median
@@ -36,6 +44,9 @@ from fedrec.functional.outliers import (
     principal_coordinates,
     robust_distances,
 )
+from fedrec.functional.recovery_bound import recovery_bound
+from fedrec.functional.relative_errors import relative_errors
+from fedrec.functional.sensitivity import certified_sensitivity, removal_effect
 from fedrec.functional.server_optimizers import adaptive_server_step
 from fedrec.functional.signs import sign_votes
 from fedrec.functional.spectral import covariance_bound_agnostic_filter, spectral_scores
@@ -51,12 +62,16 @@ __all__ = [
     "blended",
     "bucket_means",
     "bulyan_selection",
+    "calibrate",
     "centered_clipping",
+    "certified_sensitivity",
     "choose_kernel",
     "consistency_scores",
     "coordinate_median",
     "cosine_similarities",
     "covariance_bound_agnostic_filter",
+    "distance_to_random_models",
+    "distillation_loss",
     "every_kth_feature",
     "foolsgold_weights",
     "gap_statistic",
@@ -67,6 +82,7 @@ __all__ = [
     "krum_scores",
     "largest_mode",
     "lbfgs_hvp",
+    "loss_windows",
     "majority_cluster",
     "mean_around_median",
     "mimic_direction",
@@ -81,10 +97,16 @@ __all__ = [
     "perturbation",
     "pixel_pattern",
     "principal_coordinates",
+    "project_onto_ball",
+    "recovery_bound",
+    "reference_weights",
+    "relative_errors",
+    "removal_effect",
     "robust_distances",
     "row_cosines",
     "sign_agreement",
     "sign_votes",
+    "softmax_divergence",
     "spectral_scores",
     "square_pattern",
     "trim_attack",

@@ -2,6 +2,13 @@
 
 from fedrec.metrics.attack_success_rate import AttackSuccessRate
 from fedrec.metrics.cost import REASONS, CostLedger
+from fedrec.metrics.membership_inference import MembershipInferenceAUC
 from fedrec.metrics.test_error_rate import TestErrorRate
 
-__all__ = ["REASONS", "AttackSuccessRate", "CostLedger", "TestErrorRate"]
+__all__ = [
+    "REASONS",
+    "AttackSuccessRate",
+    "CostLedger",
+    "MembershipInferenceAUC",
+    "TestErrorRate",
+]

@@ -1,8 +1,28 @@
 """Recoverers: ways to get a clean model back."""
 
 from fedrec.recoverers.base import Recoverer, ReplayRecoverer
+from fedrec.recoverers.crab import Crab
+from fedrec.recoverers.fed_eraser import FedEraser
 from fedrec.recoverers.fedrecover import FedRecover
+from fedrec.recoverers.fine_tune import FineTune
+from fedrec.recoverers.gradient_ascent import GradientAscent
 from fedrec.recoverers.historical_only import HistoricalOnly
+from fedrec.recoverers.knowledge_distillation import KnowledgeDistillation
+from fedrec.recoverers.rollback_retrain import RollbackRetrain
 from fedrec.recoverers.train_from_scratch import TrainFromScratch
+from fedrec.recoverers.update_filter import UpdateFilter
 
-__all__ = ["FedRecover", "HistoricalOnly", "Recoverer", "ReplayRecoverer", "TrainFromScratch"]
+__all__ = [
+    "Crab",
+    "FedEraser",
+    "FedRecover",
+    "FineTune",
+    "GradientAscent",
+    "HistoricalOnly",
+    "KnowledgeDistillation",
+    "Recoverer",
+    "ReplayRecoverer",
+    "RollbackRetrain",
+    "TrainFromScratch",
+    "UpdateFilter",
+]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_choice, check_float, check_int
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.history.background import read_ahead
-from fedrec.recoverers.base import ReplayRecoverer, count_updates
+from fedrec.random import torch_generator
+from fedrec.recoverers._fedrecover_checks import check_arguments, check_kept
+from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.lbfgs import PairedBuffer
 from fedrec.recoverers.paper_buffer import PaperBuffer
-from fedrec.recoverers.threshold import abnormality_threshold, largest_magnitudes
+from fedrec.recoverers.threshold import history_threshold, largest_magnitudes
+from fedrec.recoverers.update_filter import UpdateFilter
 from fedrec.types import CohortUpdates, RecoveryContext, RoundRecord
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore
 
 __all__ = ["FedRecover"]
-
-_log = logging.getLogger(__name__)
 
 
 class FedRecover(ReplayRecoverer):
@@ -58,6 +56,16 @@ class FedRecover(ReplayRecoverer):
             without approximation).
         buffer: `"paired"`, as above, or `"paper"`, the paper's literal reading: one buffer of model
             differences for all clients, filled in all-client rounds only, and no pair is skipped.
+        start_round: Round to start in, where it is known that the attack began no earlier: from its
+            recorded weights, with $T_w$ counted from there. Rounds before it cost nothing and count
+            in the ACP; $\tau$ is found in the rounds from there on.
+        update_filter: What exact updates have to agree with their estimates in, against undetected
+            attackers that only attack when they are asked. An update that does not pass is replaced
+            by its estimate and gives no pair. Where there is no usable estimate, the historical
+            update takes its place; where that was not kept, all pass. `None` takes all.
+        diagnose: In simulation: compare the estimates that are used with the clients' exact updates
+            (`RunResult.estimate_errors`, diagnostics.csv). `True` for all clients, or how many to
+            draw in each round. Result and costs stay the same; it takes as long as asking them.
 
     Raises:
         ConfigurationError: If an argument is out of range; or at the start of a recovery, if the
@@ -83,30 +91,10 @@ class FedRecover(ReplayRecoverer):
         buffer_size: int = 2,
         estimate: str | None = "lbfgs",
         buffer: str = "paired",
+        start_round: int = 0,
+        update_filter: UpdateFilter | None = None,
+        diagnose: bool | int = False,
     ) -> None:
-        check_int("warmup_rounds", warmup_rounds, minimum=1)
-        if correction_period is not None:
-            check_int("correction_period", correction_period, minimum=1)
-        if abnormality_threshold is not None:
-            check_float(
-                "abnormality_threshold", abnormality_threshold, minimum=0, open_minimum=True
-            )
-        if tolerance_rate is not None:
-            check_float("tolerance_rate", tolerance_rate, minimum=0, maximum=1, open_maximum=True)
-        check_int("final_rounds", final_rounds, minimum=0)
-        check_int("buffer_size", buffer_size, minimum=1)
-        if estimate is not None:
-            check_choice("estimate", estimate, ("lbfgs", "history"))
-        check_choice("buffer", buffer, ("paired", "paper"))
-        if estimate == "lbfgs" and warmup_rounds <= buffer_size:
-            raise ConfigurationError(
-                expected(
-                    "warmup_rounds",
-                    f"more than buffer_size={buffer_size}",
-                    warmup_rounds,
-                    hint="the first round gives no pair, since both models are still equal.",
-                )
-            )
         self.warmup_rounds = warmup_rounds
         self.correction_period = correction_period
         self.abnormality_threshold = abnormality_threshold
@@ -115,10 +103,14 @@ class FedRecover(ReplayRecoverer):
         self.buffer_size = buffer_size
         self.estimate = estimate
         self.buffer = buffer
+        self.start_round = start_round
+        self.update_filter = update_filter
+        self.diagnose = diagnose
+        check_arguments(self)
         self._remaining: tuple[str, ...] = ()
         self._threshold = float("inf")
         self._pairs: PairedBuffer | PaperBuffer | None = None
-        self._estimated = 0
+        self._estimated = self._filtered = 0
 
     def exact_reason(self, t: int, max_rounds: int) -> str | None:
         """Return why all clients are asked in round `t`, or `None` if updates are estimated.
@@ -127,58 +119,45 @@ class FedRecover(ReplayRecoverer):
             t: Round, 0-based.
             max_rounds: $T$.
         """
-        if t < self.warmup_rounds:
+        since = t - self.start_round
+        if since < self.warmup_rounds:
             return "warmup"
         if t >= max_rounds - self.final_rounds:
             return "final"
         if (
             self.correction_period is not None
-            and (t - self.warmup_rounds + 1) % self.correction_period == 0
+            and (since - self.warmup_rounds + 1) % self.correction_period == 0
         ):
             return "correction"
         return None
 
+    def rounds(self, history: HistoryStore, max_rounds: int) -> range:
+        """Return the rounds from `start_round` on."""
+        return range(self.start_round, max_rounds)
+
+    def initial_weights(self, history: HistoryStore) -> Tensor:
+        """Return the recorded weights of `start_round`."""
+        return history.read_round(self.start_round, ()).global_weights
+
     def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
         """Find the abnormality threshold in the remaining clients' history."""
+        if self.start_round >= max_rounds:
+            requirement = f"less than the {max_rounds} rounds of the recovery"
+            raise ConfigurationError(expected("start_round", requirement, self.start_round))
+        rounds = self.rounds(history, max_rounds)
         self._remaining = remaining
         self._pairs = None
-        self._estimated = 0
+        self._estimated = self._filtered = 0
         self._threshold = float("inf")
         if self.estimate is None:
             return
         if history.manifest.keep:
-            self._count_costs(history, max_rounds)
+            estimated = [t for t in rounds if self.exact_reason(t, max_rounds) is None]
+            check_kept(history, remaining, rounds, estimated, self.buffer)
         if self.abnormality_threshold is not None:
             self._threshold = self.abnormality_threshold
         elif self.tolerance_rate is not None:
-            self._threshold = _threshold(history, remaining, max_rounds, self.tolerance_rate)
-
-    def _count_costs(self, history: HistoryStore, max_rounds: int) -> None:
-        """Say what the updates that the history did not keep will cost."""
-        keep, rounds = dict(history.manifest.keep), range(max_rounds)
-        if self.buffer == "paper":
-            kept, sent = count_updates(history, self._remaining, rounds)
-            if kept < sent:
-                raise ConfigurationError(
-                    f'FedRecover(buffer="paper") needs all {sent} updates of the remaining '
-                    f'clients, but the history keeps {kept} ({keep=}). HINT: use buffer="paired".'
-                )
-        estimated = [t for t in rounds if self.exact_reason(t, max_rounds) is None]
-        kept, sent = count_updates(history, self._remaining, estimated)
-        if kept == 0 < sent:
-            raise ConfigurationError(
-                f"FedRecover has nothing to estimate from, as the history keeps no update of the "
-                f"remaining clients in the rounds in between ({keep=}): it would ask for all "
-                f"{sent} of them. HINT: TrainFromScratch says so in its name."
-            )
-        if kept < sent:
-            _log.warning(
-                "The history did not keep %d of the %d updates that FedRecover would start its "
-                "estimates from (keep=%s); clients are asked instead (fallback).",
-                sent - kept,
-                sent,
-                keep,
-            )
+            self._threshold = history_threshold(history, remaining, rounds, self.tolerance_rate)
 
     def round_updates(
         self, t: int, global_weights: Tensor, ctx: RecoveryContext
@@ -186,26 +165,18 @@ class FedRecover(ReplayRecoverer):
         """Ask everyone, or estimate and ask those whose estimate cannot be used."""
         reason = self.exact_reason(t, ctx.max_rounds)
         if reason is not None:
-            sent = ctx.exact(ctx.client_ids, reason)
-            if self.estimate == "lbfgs" and reason != "final" and sent.client_ids:
-                self._push(sent, global_weights, ctx.history(t), everyone=True)
+            sent = trusted = ctx.exact(ctx.client_ids, reason)
+            if self.update_filter is not None:
+                sent, trusted = self._filter(sent, ctx.history(t), global_weights)
+            if self.estimate == "lbfgs" and reason != "final" and trusted.client_ids:
+                self._push(trusted, global_weights, ctx.history(t), everyone=True)
             return sent
         if self.estimate is None:
             return None
         record = ctx.history(t)
         if not record.client_ids:
             return ctx.exact(ctx.client_ids, "fallback")
-        if self.estimate == "lbfgs":
-            estimates, largest, usable = self._buffer(global_weights).estimate(
-                record.updates,
-                global_weights - record.global_weights,
-                self._rows(record.client_ids),
-            )
-        else:
-            estimates, largest = record.updates, largest_magnitudes(record.updates)
-            usable = torch.ones(len(record.client_ids), dtype=torch.bool)
-        largest = largest.cpu()
-        usable &= torch.isfinite(largest)
+        estimates, largest, usable = self._estimates(record, global_weights)
         if record.client_ids != ctx.client_ids:  # the others count as unusable
             at = torch.tensor([ctx.client_ids.index(c) for c in record.client_ids])
             m = len(ctx.client_ids)
@@ -217,8 +188,58 @@ class FedRecover(ReplayRecoverer):
         abnormal = usable & (largest > self._threshold)
         return self._fix(record, estimates, abnormal, ~usable, global_weights, ctx)
 
+    def _filter(
+        self, sent: CohortUpdates, record: RoundRecord, global_weights: Tensor | None
+    ) -> tuple[CohortUpdates, CohortUpdates]:
+        """Return what to aggregate and what to make pairs of; without weights, judge by history."""
+        known = set(record.client_ids)
+        at = [i for i, c in enumerate(sent.client_ids) if c in known]
+        if self.update_filter is None or not at:
+            return sent, sent
+        record = record.select([sent.client_ids[i] for i in at])
+        references = record.updates
+        if global_weights is not None:
+            estimates, largest, _ = self._estimates(record, global_weights)
+            normal = torch.isfinite(largest) & (largest <= self._threshold)
+            references = torch.where(normal.to(estimates.device)[:, None], estimates, references)
+        filtered, trusted = self.update_filter.apply(sent, at, references)
+        self._filtered += len(sent.client_ids) - len(trusted.client_ids)
+        return filtered, trusted
+
+    def _estimates(
+        self, record: RoundRecord, global_weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return estimates (m, d), the largest magnitude in each (m,), and who has one (m,)."""
+        if self.estimate == "lbfgs":
+            estimates, largest, usable = self._buffer(global_weights).estimate(
+                record.updates,
+                global_weights - record.global_weights,
+                self._rows(record.client_ids),
+            )
+        else:
+            estimates, largest = record.updates, largest_magnitudes(record.updates)
+            usable = torch.ones(len(record.client_ids), dtype=torch.bool)
+        largest = largest.cpu()
+        return estimates, largest, usable & torch.isfinite(largest)
+
+    def _compare(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> None:
+        """Have the estimates that this round will use compared with exact updates."""
+        record = ctx.history(t)
+        if not record.client_ids:
+            return
+        estimates, largest, usable = self._estimates(record, global_weights)
+        used = (usable & ~(largest > self._threshold)).nonzero().flatten()
+        if self.diagnose is not True:
+            generator = torch_generator(ctx.seed, "diagnose", t)
+            used = used[torch.randperm(len(used), generator=generator)[: self.diagnose]]
+        if len(used):
+            ids = [record.client_ids[i] for i in used.tolist()]
+            ctx.compare(ids, estimates[used.to(estimates.device)])
+
     def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
         """Do one round; with a rule that is a weighted sum, without making the estimates."""
+        if self.diagnose and self.exact_reason(t, ctx.max_rounds) is None:
+            self._compare(t, global_weights, ctx)
         aggregate = self._estimated_sum(t, global_weights, ctx)
         if aggregate is None:
             return super().step(t, global_weights, ctx)
@@ -270,10 +291,11 @@ class FedRecover(ReplayRecoverer):
         for reason, mask in (("abnormality", abnormal), ("fallback", missing)):
             ids = [c for c, asked in zip(ctx.client_ids, mask.tolist(), strict=True) if asked]
             if ids:
-                sent = ctx.exact(ids, reason)
-                if self.estimate == "lbfgs" and sent.client_ids:
+                # Their estimates cannot be used, for filtering neither.
+                sent, trusted = self._filter(ctx.exact(ids, reason), record, None)
+                if self.estimate == "lbfgs" and trusted.client_ids:
                     everyone = len(ids) == len(ctx.client_ids)
-                    self._push(sent, global_weights, record, everyone=everyone)
+                    self._push(trusted, global_weights, record, everyone=everyone)
                 yield sent
 
     def _fix(
@@ -348,6 +370,7 @@ class FedRecover(ReplayRecoverer):
             "remaining": list(self._remaining),
             "threshold": self._threshold,
             "estimated": self._estimated,
+            "filtered": self._filtered,
             "pairs": None if self._pairs is None else self._pairs.state_dict(),
         }
 
@@ -356,6 +379,7 @@ class FedRecover(ReplayRecoverer):
         self._remaining = tuple(state["remaining"])
         self._threshold = state["threshold"]
         self._estimated = state["estimated"]
+        self._filtered = state["filtered"]
         self._pairs = None
         if state["pairs"] is not None:
             self._buffer(state["pairs"]["delta_g"][0, 0]).load_state_dict(state["pairs"])
@@ -365,23 +389,6 @@ class FedRecover(ReplayRecoverer):
         return {
             "abnormality_threshold": self._threshold,
             "estimated_updates": float(self._estimated),
+            "filtered_updates": float(self._filtered),
             "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
         }
-
-
-def _threshold(
-    history: HistoryStore, remaining: tuple[str, ...], max_rounds: int, tolerance_rate: float
-) -> float:
-    """Find the abnormality threshold, reading no round that cannot raise it."""
-    keep = set(remaining)
-    bounds = {
-        t: max((b for c, b in history.magnitude_bounds(t).items() if c in keep), default=0.0)
-        for t in history.rounds()[:max_rounds]
-    }
-    threshold = 0.0
-    highest_first = sorted(bounds, key=bounds.__getitem__, reverse=True)
-    for record in read_ahead(history, remaining, highest_first, torch.device("cpu")):
-        if bounds[record.round] <= threshold:
-            break
-        threshold = abnormality_threshold([record.updates], tolerance_rate, threshold)
-    return threshold

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-__all__ = ["abnormality_threshold", "largest_magnitudes"]
+from fedrec.history.background import read_ahead
+
+if TYPE_CHECKING:
+    from fedrec.history.base import HistoryStore
+
+__all__ = ["abnormality_threshold", "history_threshold", "largest_magnitudes"]
 
 # Entries that a CPU scans at a time: they stay in a core's cache for what comes after the test.
 _BLOCK = 1 << 18
@@ -74,6 +80,31 @@ def abnormality_threshold(
         # Only a round with more exceeding entries than allowed can raise the maximum.
         if count > allowed:
             threshold = float(_top(largest, allowed + 1)[-1])
+    return threshold
+
+
+def history_threshold(
+    history: HistoryStore, remaining: tuple[str, ...], rounds: Iterable[int], tolerance_rate: float
+) -> float:
+    """Find the threshold of a recording, reading no round that cannot raise it.
+
+    Args:
+        history: The recording.
+        remaining: Clients whose updates count.
+        rounds: Rounds that count.
+        tolerance_rate: As in `abnormality_threshold`.
+    """
+    keep = set(remaining)
+    bounds = {
+        t: max((b for c, b in history.magnitude_bounds(t).items() if c in keep), default=0.0)
+        for t in rounds
+    }
+    threshold = 0.0
+    highest_first = sorted(bounds, key=bounds.__getitem__, reverse=True)
+    for record in read_ahead(history, remaining, highest_first, torch.device("cpu")):
+        if bounds[record.round] <= threshold:
+            break
+        threshold = abnormality_threshold([record.updates], tolerance_rate, threshold)
     return threshold
 
 

@@ -1,19 +1,31 @@
-"""A small federation whose updates can be computed by hand, for tests."""
+"""Small federations, whose updates can be computed by hand or are counted, for tests."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
 from fedrec.clients.base import Client
+from fedrec.clients.lightning import LightningClient
 from fedrec.federation import Federation
+from fedrec.models import MLP
 from fedrec.types import ClientUpdate, RoundContext
 
-__all__ = ["QuadraticClient", "VectorModule", "quadratic_federation"]
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = [
+    "CountingClient",
+    "QuadraticClient",
+    "VectorModule",
+    "classifying_federation",
+    "quadratic_federation",
+]
 
 
 class VectorModule(pl.LightningModule):
@@ -84,3 +96,52 @@ def quadratic_federation(
         )
     malicious = [c.client_id for c in clients[num_clients - num_malicious :]]
     return Federation(clients, VectorModule(size), malicious=malicious, **kwargs)
+
+
+class CountingClient(LightningClient):
+    """A LightningClient that remembers in which rounds it was asked."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rounds_asked: list[int] = []
+
+    def with_dataset(self, dataset: Dataset[Any]) -> Self:
+        """Return the same client with other data, which counts for itself."""
+        client = super().with_dataset(dataset)
+        client.rounds_asked = []
+        return client
+
+    def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
+        """Train, and remember that it was asked for."""
+        self.rounds_asked.append(ctx.round)
+        return super().local_update(global_weights, ctx)
+
+
+def classifying_federation(
+    num_clients: int = 5, num_malicious: int = 1, seed: int = 0, **kwargs: Any
+) -> Federation:
+    """Return a federation of LightningClients with 12 samples of 3 classes each, 30 at the server.
+
+    The last `num_malicious` clients are marked as malicious.
+
+    Args:
+        num_clients: $n$.
+        num_malicious: How many of them are malicious.
+        seed: Decides data and initial weights.
+        **kwargs: Further arguments of `Federation`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    module = MLP(in_features=4, hidden=(5,), num_classes=3, lr=0.1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+
+    def samples(count: int) -> TensorDataset:
+        x = torch.randn(count, 4, generator=generator)
+        return TensorDataset(x, x[:, :3].argmax(dim=1))
+
+    clients = [
+        CountingClient(f"c{i}", module, samples(12), batch_size=4) for i in range(num_clients)
+    ]
+    malicious = [c.client_id for c in clients[num_clients - num_malicious :]]
+    return Federation(clients, module, malicious=malicious, server_data=samples(30), **kwargs)

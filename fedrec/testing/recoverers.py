@@ -17,7 +17,7 @@ from fedrec.history.memory import MemoryHistory
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers.base import Recoverer
 from fedrec.recoverers.train_from_scratch import TrainFromScratch
-from fedrec.testing.problems import QuadraticClient, quadratic_federation
+from fedrec.testing.problems import CountingClient, QuadraticClient, quadratic_federation
 from fedrec.types import RoundContext, RunResult
 
 __all__ = ["RecovererContract"]
@@ -26,13 +26,16 @@ ROUNDS = 12
 
 
 class _StopAfter(Callback):
-    """Behaves as if the user had pressed Ctrl-C in a round."""
+    """Behaves as if the user had pressed Ctrl-C at the end of a round."""
 
-    def __init__(self, round: int) -> None:
-        self.round = round
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.round = -1
 
     def on_round_end(self, loop: FederatedLoop, ctx: RoundContext, metrics: object) -> None:
-        if ctx.round == self.round:
+        self.count -= 1
+        if self.count == 0:
+            self.round = ctx.round
             raise KeyboardInterrupt
 
 
@@ -55,6 +58,14 @@ class RecovererContract:
         """Return one that asks for exact updates in every round, or `None` if it never does."""
         return None
 
+    def make_federation(self) -> Federation:
+        """Return five clients, one of them malicious, which remember when they were asked.
+
+        `fedrec.testing.problems.classifying_federation` has LightningClients, and data at the
+        server.
+        """
+        return quadratic_federation()
+
     def make_loop(self, folder: Path | None = None, *callbacks: Callback) -> FederatedLoop:
         """Return a quiet loop on the CPU that checkpoints after every round."""
         return FederatedLoop(
@@ -66,8 +77,8 @@ class RecovererContract:
         )
 
     def record(self) -> tuple[Federation, MemoryHistory, Tensor]:
-        """Record 12 rounds of five quadratic clients, one of them malicious."""
-        federation, history = quadratic_federation(), MemoryHistory()
+        """Record 12 rounds of the federation."""
+        federation, history = self.make_federation(), MemoryHistory()
         result = self.make_loop().record(
             federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=0.3
         )
@@ -134,8 +145,9 @@ class RecovererContract:
         federation, history, _ = self.record()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
+            stop = _StopAfter(max(1, whole[1].rounds * 2 // 3))
             with contextlib.suppress(KeyboardInterrupt):
-                self.make_loop(folder, _StopAfter(7)).recover(
+                self.make_loop(folder, stop).recover(
                     federation, history, self.make(), federation.malicious
                 )
             resumed = self.make_loop(folder).recover(
@@ -145,8 +157,9 @@ class RecovererContract:
         assert resumed.ledger is not None
         assert whole[1].ledger is not None
         assert resumed.ledger.entries == whole[1].ledger.entries
-        # Round 7 was not checkpointed yet, so it alone is done twice.
-        again = sum(e.round == 7 for e in resumed.ledger.entries)
+        # The round it stopped in was not checkpointed yet, so it alone is done twice.
+        assert stop.round >= 0
+        again = sum(e.round == stop.round for e in resumed.ledger.entries)
         assert sum(_asked(federation).values()) == sum(_asked(whole[0]).values()) + again
 
 
@@ -154,7 +167,7 @@ def _asked(federation: Federation, forget: bool = False) -> dict[str, int]:
     """Count how often each client was asked."""
     counts = {}
     for client in federation.clients:
-        if isinstance(client, QuadraticClient):
+        if isinstance(client, QuadraticClient | CountingClient):
             counts[client.client_id] = len(client.rounds_asked)
             if forget:
                 client.rounds_asked.clear()

@@ -7,7 +7,7 @@ from fedrec.clients import FakeClient
 from fedrec.data import Digits
 from fedrec.models import MLP
 from fedrec.testing import ClientContract
-from fedrec.testing.problems import quadratic_federation
+from fedrec.testing.problems import classifying_federation, quadratic_federation
 
 
 class TestLightningClient(ClientContract):
@@ -29,6 +29,11 @@ class TestLightningClientSeveralSteps(ClientContract):
 class TestQuadraticClient(ClientContract):
     def make_federation(self) -> Federation:
         return quadratic_federation()
+
+
+class TestCountingClient(ClientContract):
+    def make_federation(self) -> Federation:
+        return classifying_federation()
 
 
 class TestFakeClient(ClientContract):

@@ -1,7 +1,21 @@
 """Every recoverer passes the contract."""
 
-from fedrec.recoverers import FedRecover, HistoricalOnly, Recoverer, TrainFromScratch
+from fedrec.federation import Federation
+from fedrec.recoverers import (
+    Crab,
+    FedEraser,
+    FedRecover,
+    FineTune,
+    GradientAscent,
+    HistoricalOnly,
+    KnowledgeDistillation,
+    Recoverer,
+    RollbackRetrain,
+    TrainFromScratch,
+    UpdateFilter,
+)
 from fedrec.testing import RecovererContract
+from fedrec.testing.problems import classifying_federation
 
 
 class TestTrainFromScratch(RecovererContract):
@@ -17,12 +31,64 @@ class TestHistoricalOnly(RecovererContract):
         return HistoricalOnly()
 
 
+class TestFedEraser(RecovererContract):
+    def make(self) -> Recoverer:
+        return FedEraser(interval=1, calibration_ratio=0.5)
+
+
+class TestCrab(RecovererContract):
+    def make(self) -> Recoverer:
+        return Crab(max_sensitivity=0.01, round_ratio=0.8)
+
+    def make_federation(self) -> Federation:
+        return classifying_federation()
+
+
+class TestRollbackRetrain(RecovererContract):
+    def make(self) -> Recoverer:
+        return RollbackRetrain(max_sensitivity=0.6, noise_std=0.01)
+
+    def make_exact(self) -> Recoverer:
+        return RollbackRetrain()
+
+
+class TestFineTune(RecovererContract):
+    def make(self) -> Recoverer:
+        return FineTune(num_epochs=6, batch_size=4, num_samples=20, beta=0.5)
+
+    def make_federation(self) -> Federation:
+        return classifying_federation()
+
+
+class TestKnowledgeDistillation(RecovererContract):
+    def make(self) -> Recoverer:
+        return KnowledgeDistillation(num_epochs=5, batch_size=4)
+
+    def make_federation(self) -> Federation:
+        return classifying_federation()
+
+
+class TestGradientAscent(RecovererContract):
+    def make(self) -> Recoverer:
+        return GradientAscent(batch_size=4, lr=0.1, final_rounds=4)
+
+    def make_federation(self) -> Federation:
+        return classifying_federation()
+
+
 class TestFedRecover(RecovererContract):
     def make(self) -> Recoverer:
         return FedRecover(warmup_rounds=4, correction_period=3, final_rounds=2, tolerance_rate=0.1)
 
     def make_exact(self) -> Recoverer:
         return FedRecover(warmup_rounds=4, correction_period=1, final_rounds=2)
+
+
+class TestFedRecoverLateAndFiltered(RecovererContract):
+    def make(self) -> Recoverer:
+        return FedRecover(
+            warmup_rounds=3, final_rounds=2, start_round=2, update_filter=UpdateFilter()
+        )
 
 
 class TestFedRecoverPaperBuffer(RecovererContract):

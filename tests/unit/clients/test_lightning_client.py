@@ -1,5 +1,7 @@
 """LightningClient: what is returned as an update."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import pytorch_lightning as pl
@@ -8,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fedrec import LightningClient
+from fedrec.clients import LocalObjective
 from fedrec.clients.local import batch_indices
 from fedrec.exceptions import ConfigurationError
 from fedrec.parameters import ParameterVector
@@ -211,6 +214,37 @@ def test_work_changes_the_number_of_steps_for_one_call() -> None:
     three = LightningClient("a", module, data(), batch_size=2, local_steps=3)
     found = ask(client, w, work=LocalWork(local_steps=3)).update
     assert torch.equal(found, ask(three, w).update)
+
+
+def test_work_changes_everything_it_names_and_nothing_else() -> None:
+    module = Linear(scheduler="step")
+    client = LightningClient("a", module, data(), batch_size=2, local_epochs=2)
+    w = weights_of(module)
+    work = LocalWork(local_epochs=1, batch_size=4, lr=0.02)
+    other = LightningClient("a", Linear(lr=0.02), data(), batch_size=4, local_epochs=1)
+    assert torch.equal(ask(client, w, work=work).update, ask(other, w).update)
+    # A learning rate that is given has no schedule, and scales the update.
+    assert client.num_local_steps(SimpleNamespace(work=work)) == 3
+    assert client.num_local_steps(SimpleNamespace(work=LocalWork(lr=0.02))) == 10
+    # Fewer steps than there are epochs otherwise.
+    one = LightningClient("a", Linear(), data(), batch_size=2)
+    assert torch.equal(ask(client, w, work=LocalWork(1)).update, ask(one, w).update)
+
+
+def test_another_objective_is_minimised_in_its_place() -> None:
+    class Uphill(LocalObjective):
+        def loss(self, module, batch, step):
+            return -super().loss(module, batch, step)
+
+        def is_done(self, module, batch):
+            return True
+
+    module = Linear()
+    client = LightningClient("a", module, data(), batch_size=2, local_steps=3)
+    w = weights_of(module)
+    one = LightningClient("a", module, data(), batch_size=2)
+    sent = ask(client, w, work=LocalWork(objective=Uphill())).update
+    torch.testing.assert_close(sent, -ask(one, w).update)  # stopped after a step
 
 
 def test_any_map_style_data_set_works() -> None:

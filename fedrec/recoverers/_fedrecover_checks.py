@@ -1,0 +1,102 @@
+"""What FedRecover checks: its arguments, and a history that keeps some updates only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedrec._checks import check_choice, check_float, check_int
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.recoverers.base import count_updates
+from fedrec.recoverers.update_filter import UpdateFilter
+
+if TYPE_CHECKING:
+    from fedrec.history.base import HistoryStore
+    from fedrec.recoverers.fedrecover import FedRecover
+
+__all__ = ["check_arguments", "check_kept"]
+
+_log = logging.getLogger(__name__)
+
+
+def check_arguments(new: FedRecover) -> None:
+    """Raise `ConfigurationError` if an argument is out of range."""
+    check_int("warmup_rounds", new.warmup_rounds, minimum=1)
+    if new.correction_period is not None:
+        check_int("correction_period", new.correction_period, minimum=1)
+    if new.abnormality_threshold is not None:
+        check_float(
+            "abnormality_threshold", new.abnormality_threshold, minimum=0, open_minimum=True
+        )
+    if new.tolerance_rate is not None:
+        check_float("tolerance_rate", new.tolerance_rate, minimum=0, maximum=1, open_maximum=True)
+    check_int("start_round", new.start_round, minimum=0)
+    check_int("final_rounds", new.final_rounds, minimum=0)
+    check_int("buffer_size", new.buffer_size, minimum=1)
+    if new.estimate is not None:
+        check_choice("estimate", new.estimate, ("lbfgs", "history"))
+    check_choice("buffer", new.buffer, ("paired", "paper"))
+    if new.update_filter is not None and not isinstance(new.update_filter, UpdateFilter):
+        raise ConfigurationError(expected("update_filter", "an UpdateFilter", new.update_filter))
+    if new.update_filter is not None and new.estimate is None:
+        hint = "with `estimate=None` there is nothing to compare with."
+        raise ConfigurationError(expected("update_filter", "none", new.update_filter, hint=hint))
+    if not isinstance(new.diagnose, bool):
+        check_int("diagnose", new.diagnose, minimum=1)
+    if new.diagnose and new.estimate is None:
+        hint = "with `estimate=None` there is nothing to compare."
+        raise ConfigurationError(expected("diagnose", "false", new.diagnose, hint=hint))
+    if new.estimate == "lbfgs" and new.warmup_rounds <= new.buffer_size:
+        raise ConfigurationError(
+            expected(
+                "warmup_rounds",
+                f"more than buffer_size={new.buffer_size}",
+                new.warmup_rounds,
+                hint="the first round gives no pair, since both models are still equal.",
+            )
+        )
+
+
+def check_kept(
+    history: HistoryStore,
+    remaining: tuple[str, ...],
+    rounds: Sequence[int],
+    estimated: Sequence[int],
+    buffer: str,
+) -> None:
+    """Say what the updates that the history did not keep will cost.
+
+    Args:
+        history: The recording.
+        remaining: Clients that take part.
+        rounds: Rounds of the recovery.
+        estimated: Those of them in which updates are estimated.
+        buffer: FedRecover's argument.
+
+    Raises:
+        ConfigurationError: If none is left to estimate from, or `buffer="paper"` lacks one.
+    """
+    keep = dict(history.manifest.keep)
+    if buffer == "paper":
+        kept, sent = count_updates(history, remaining, rounds)
+        if kept < sent:
+            raise ConfigurationError(
+                f'FedRecover(buffer="paper") needs all {sent} updates of the remaining '
+                f'clients, but the history keeps {kept} ({keep=}). HINT: use buffer="paired".'
+            )
+    kept, sent = count_updates(history, remaining, estimated)
+    if kept == 0 < sent:
+        raise ConfigurationError(
+            f"FedRecover has nothing to estimate from, as the history keeps no update of the "
+            f"remaining clients in the rounds in between ({keep=}): it would ask for all "
+            f"{sent} of them. HINT: TrainFromScratch says so in its name."
+        )
+    if kept < sent:
+        _log.warning(
+            "The history did not keep %d of the %d updates that FedRecover would start its "
+            "estimates from (keep=%s); clients are asked instead (fallback).",
+            sent - kept,
+            sent,
+            keep,
+        )

@@ -1,0 +1,101 @@
+"""Refusing exact updates that contradict their estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_float
+from fedrec.component import Component
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.functional.consistency import row_cosines
+from fedrec.functional.relative_errors import relative_errors
+from fedrec.types import CohortUpdates
+
+__all__ = ["UpdateFilter"]
+
+
+class UpdateFilter(Component):
+    r"""Tells whether what a client sent agrees with what its history says it should have sent.
+
+    An update $g$ with estimate $\hat g$ passes if
+    $\lVert g - \hat g \rVert \le \rho \lVert \hat g \rVert$ and
+    $\cos(g, \hat g) \ge \gamma$. Mini-batches make benign updates differ from their estimates, by
+    about their own length where the noise is as large as the signal: bounds must leave room for
+    that.
+
+    Args:
+        max_distance: $\rho > 0$; `None` for any distance.
+        min_cosine: $\gamma$ in [-1, 1]; `None` for any direction.
+
+    Raises:
+        ConfigurationError: If an argument is out of range, or both are `None`.
+
+    References:
+        - Wang et al., Poisoning Attacks and Defenses to Federated Unlearning, WWW Companion 2025,
+          whose UnlearnGuard checks updates by distance and by direction.
+
+    Examples:
+        >>> estimates = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+        >>> received = torch.tensor([[1.0, 0.0], [9.0, 9.0], [-0.1, -0.1]])
+        >>> UpdateFilter(max_distance=2.0, min_cosine=0.0).accepts(received, estimates)
+        tensor([ True, False, False])
+    """
+
+    def __init__(self, *, max_distance: float | None = 2.0, min_cosine: float | None = 0.0) -> None:
+        if max_distance is not None:
+            check_float("max_distance", max_distance, minimum=0, open_minimum=True)
+        if min_cosine is not None:
+            check_float("min_cosine", min_cosine, minimum=-1, maximum=1)
+        if max_distance is None and min_cosine is None:
+            hint = "with neither bound nothing is filtered."
+            raise ConfigurationError(expected("min_cosine", "a number", None, hint=hint))
+        self.max_distance = max_distance
+        self.min_cosine = min_cosine
+
+    def accepts(self, received: Tensor, estimates: Tensor) -> Tensor:
+        """Return who passes.
+
+        Args:
+            received: $g$, shape $(m, d)$.
+            estimates: Shape $(m, d)$.
+
+        Returns:
+            Shape $(m,)$, bool, on the CPU.
+        """
+        accepted = torch.ones(len(received), dtype=torch.bool)
+        if self.max_distance is not None:
+            accepted &= relative_errors(received, estimates).cpu() <= self.max_distance
+        if self.min_cosine is not None:
+            accepted &= row_cosines(received, estimates).cpu() >= self.min_cosine
+        return accepted
+
+    def apply(
+        self, sent: CohortUpdates, at: Sequence[int], references: Tensor
+    ) -> tuple[CohortUpdates, CohortUpdates]:
+        """Put references in the place of updates that do not pass.
+
+        Args:
+            sent: What clients sent.
+            at: Rows of it that have a reference; the others pass.
+            references: What they should have sent, shape $(k, d)$.
+
+        Returns:
+            All clients with the updates to use, and those alone whose own update is used.
+        """
+        refused = ~self.accepts(sent.updates[list(at)], references)
+        if not bool(refused.any()):
+            return sent, sent
+        rows = torch.tensor(at)[refused]
+        updates = sent.updates.clone()
+        updates[rows] = references[refused.to(references.device)]
+        passed = torch.ones(len(updates), dtype=torch.bool).index_fill_(0, rows, False)
+        trusted = CohortUpdates(
+            client_ids=tuple(sent.client_ids[i] for i in passed.nonzero().flatten().tolist()),
+            updates=sent.updates[passed.to(updates.device)],
+            num_samples=sent.num_samples[passed],
+        )
+        return replace(sent, updates=updates), trusted
