@@ -27,6 +27,10 @@ class CrossRoundConsistency(ScoreDetector):
     unlike for `FLDetector`, whose idea it simplifies. A client is first scored when it takes part
     for the second time. Remembers one update per client.
 
+    Benign clients with few labels are unusually consistent, too. Without any attack, 2 of 5 runs on
+    MNIST with a degree of non-iid of 0.5 had clients above the default threshold, at most at 4.3
+    (20 clients, 100 rounds; at most 1.4 when iid, 6.7 at 0.8).
+
     Args:
         measure: `"cosine"` or `"sign"`.
         window: Rounds a client's score is averaged over; it is flagged after that many at the

@@ -20,12 +20,12 @@ class Ensemble(Detector):
     not matter.
 
     Args:
-        detectors: At least one detector.
+        detectors: At least one detector, no object twice: it would see every round twice.
         votes: How many have to agree; `None` for more than half of them.
         action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
-        ConfigurationError: If there is no detector, or fewer than `votes`.
+        ConfigurationError: If there is no detector, one object twice, or fewer than `votes`.
 
     Examples:
         >>> from fedrec.detectors import KnownMalicious
@@ -44,6 +44,12 @@ class Ensemble(Detector):
             raise ConfigurationError(
                 expected("detectors", "a list of one or more detectors", detectors)
             )
+        for i, detector in enumerate(detectors):
+            if any(detector is other for other in detectors[:i]):
+                hint = "construct it anew for a second vote."
+                raise ConfigurationError(
+                    expected("detectors", "different objects", detector, hint=hint)
+                )
         if votes is not None and check_int("votes", votes, minimum=1) > len(detectors):
             requirement = f"at most the number of detectors, {len(detectors)}"
             raise ConfigurationError(expected("votes", requirement, votes))

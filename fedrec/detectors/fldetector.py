@@ -44,11 +44,15 @@ class FLDetector(Detector):
     not suited to clients whose data differ so much that some are always harder to predict, nor to
     long full-batch training, where differences between benign clients are all that is left once the
     model has converged. It finds updates that are erratic or large; clients that are wrong in the
-    same way every round, as by flipping signs, look as predictable as others. Attackers that send
-    what they made of the mean of the benign updates (ALIE, IPM, Min-Max) are *more* predictable
-    than clients with mini-batches: then the upper cluster is the benign one (measured: 16 of 16
-    benign and none of 4 malicious clients flagged), so a verdict on more than half of the clients
-    calls for a look at the scores.
+    same way every round look as predictable as others.
+
+    Attackers that all send what they made of the mean of the benign updates (ALIE, IPM, Min-Max,
+    the Krum attack) are *more* predictable than benign clients: the noise of mini-batches is
+    averaged away in a mean, and the Hessian is made of aggregates. Then the upper cluster is the
+    benign one. On MNIST (20 iid clients, batches of 32) all 16 benign and none of the 4 malicious
+    clients were flagged, at mean scores of 1.11 and 0.57 under ALIE, 1.15 and 0.39 under IPM; with
+    full batches of 300 samples the sign was the same, the distance smaller. A verdict
+    on more than half of the clients calls for a look at the scores.
 
     Args:
         window: Rounds a score is averaged over; the first verdict can come after this many scored

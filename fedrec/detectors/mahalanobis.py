@@ -29,8 +29,8 @@ class Mahalanobis(ScoreDetector):
     z-score of the logarithm of its distance.
 
     Args:
-        num_components: Dimensions $k$; more than $2k$ clients have to take part, and false alarms
-            are rare with more than $5k$.
+        num_components: Dimensions $k$. A round of $2k$ clients or fewer is not scored; false alarms
+            are rare with more than $5k$ clients.
         projection: `"pca"` on the round's first principal components, or `"random"` on Gaussian
             directions, the same in every round.
         window: Rounds a client's score is averaged over; it is flagged after that many at the
@@ -42,7 +42,6 @@ class Mahalanobis(ScoreDetector):
 
     Raises:
         ConfigurationError: If an argument is out of range.
-        ShapeError: If, in a round, too few clients take part.
 
     References:
         - Rousseeuw and Van Driessen, A Fast Algorithm for the Minimum Covariance Determinant
@@ -71,9 +70,10 @@ class Mahalanobis(ScoreDetector):
     def score(self, record: RoundRecord) -> Tensor:
         """Project, then standardise the distances."""
         updates = record.updates
+        if len(updates) <= 2 * self.num_components:
+            return torch.full((len(updates),), torch.nan)
         if self.projection == "pca":
-            k = min(self.num_components, len(updates))  # with too few clients, the next step fails
-            points = principal_coordinates(updates, k)
+            points = principal_coordinates(updates, self.num_components)
         else:
             generator = torch_generator(self.seed, "mahalanobis")
             directions = torch.randn(self.num_components, updates.shape[1], generator=generator)

@@ -23,6 +23,10 @@ class Spectral(ScoreDetector):
     That ranks clients as DnC does, by the square. Attackers that act together make that direction
     theirs.
 
+    So do benign clients with data of their own. Without any attack, each of 5 runs on MNIST with a
+    degree of non-iid of 0.5 had clients above the default threshold, at most at 5.2 (20 clients,
+    100 rounds; at most 2.1 when iid, 11.8 at 0.8).
+
     Args:
         num_coordinates: Score on so many coordinates, drawn anew for every round, as DnC does;
             `None` for all.

@@ -24,7 +24,7 @@ from fedrec.detectors import (
     SybilSimilarity,
     UpdateAutoencoder,
 )
-from fedrec.exceptions import ConfigurationError, ShapeError
+from fedrec.exceptions import ConfigurationError
 from fedrec.federation import ClientSampler
 from fedrec.history import MemoryHistory
 from fedrec.testing.problems import quadratic_federation
@@ -164,6 +164,7 @@ def test_late_joiners_are_found_on_a_recording() -> None:
         (lambda: UpdateAutoencoder(epochs=0), "epochs"),
         (lambda: Ensemble([]), "detectors"),
         (lambda: Ensemble([KnownMalicious()], votes=2), "votes"),
+        (lambda: Ensemble([(one := NormOutlier()), one]), "detectors"),
     ],
 )
 def test_bad_arguments_are_named(make, argument: str) -> None:
@@ -260,9 +261,14 @@ def test_mahalanobis_sees_what_is_unusual_not_what_is_far() -> None:
     assert result.malicious == ("x",)
 
 
-def test_mahalanobis_needs_enough_clients() -> None:
-    with pytest.raises(ShapeError, match=r"more than 2 \* 2 points in 2 dimensions, but got 4"):
-        show(Mahalanobis(), 0, {c: [float(i), i * i, 1.0] for i, c in enumerate("abcd")})
+@pytest.mark.parametrize("projection", ["pca", "random"])
+def test_mahalanobis_does_not_score_a_round_of_few_clients(projection: str) -> None:
+    detector = Mahalanobis(projection=projection)
+    show(detector, 0, {c: [float(i), i * i, 1.0] for i, c in enumerate("abcd")})
+    assert detector.result().seen == tuple("abcd")
+    assert dict(detector.result().round_scores) == {}
+    show(detector, 1, {c: [float(i), i * i, 1.0] for i, c in enumerate("abcde")})
+    assert set(detector.result().round_scores[1]) == set("abcde")
 
 
 def test_an_autoencoder_learns_a_line_and_finds_what_is_not_on_it() -> None:
