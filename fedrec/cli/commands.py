@@ -11,6 +11,8 @@ from rich.console import Console
 
 from fedrec.cli.detect import compare_run
 from fedrec.cli.listing import ls, show
+from fedrec.cli.plot import plot_command
+from fedrec.cli.sweep import sweep_command
 from fedrec.exceptions import ConfigurationError
 from fedrec.history import Forecast, LMDBHistory, forecast
 from fedrec.memory import num_bytes_text
@@ -19,11 +21,12 @@ from fedrec.recipe import Recipe, load_recipe, run
 from fedrec.recipe.folder import existing
 from fedrec.recipe.results import collect_results
 from fedrec.recipe.schema import build_parts
-from fedrec.report import print_results, write_report
+from fedrec.report import print_results, write_comparison, write_report
 
 __all__ = ["COMMANDS", "Command"]
 
-Command = Callable[[argparse.Namespace], None]
+# An exit code, or nothing for 0.
+Command = Callable[[argparse.Namespace], int | None]
 
 
 def _on_recipe(*steps: str) -> Command:
@@ -62,11 +65,16 @@ def _detect(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
-    folder = existing(args.target)
-    results = collect_results(folder)
-    folder.write("results.json", results)
-    write_report(folder.path)
-    _show(folder.path, results)
+    folders, console = [existing(target) for target in args.target], Console()
+    for folder in folders:
+        results = collect_results(folder)
+        folder.write("results.json", results)
+        print_results(results, console)
+    if len(folders) == 1:
+        path = write_report(folders[0].path, args.output)
+    else:
+        path = write_comparison([f.path for f in folders], args.output or "report.html")
+    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
 def _validate(args: argparse.Namespace) -> None:
@@ -81,6 +89,8 @@ def _validate(args: argparse.Namespace) -> None:
             markup=False,
             highlight=False,
         )
+    ids = ", ".join(build_parts(recipe).data.client_ids)
+    console.print(f"Its clients are {ids}.", markup=False, highlight=False, soft_wrap=True)
 
 
 def _forecast(recipe: Recipe) -> Forecast | None:
@@ -116,6 +126,8 @@ COMMANDS: dict[str, Command] = {
     "recover": _on_folder("detect", "recover"),
     "report": _report,
     "validate": _validate,
+    "sweep": sweep_command,
+    "plot": plot_command,
     "ls": ls,
     "show": show,
 }

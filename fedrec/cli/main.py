@@ -23,7 +23,7 @@ _COMMANDS = {
     "record": ("train under attack and store the history", _RECIPE),
     "detect": ("find the malicious clients of a recording", _RUN),
     "recover": ("recover the model of a recording", _RUN),
-    "report": ("write results.json and report.html of a run again", _RUN),
+    "report": ("write results.json and report.html of a run again, or compare runs", _RUN),
     "validate": ("check a recipe and list all of its mistakes", _RECIPE),
 }
 
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit code: 0, 1 for a damaged history, 2 for a mistake of the user's, 130 after an
-        interrupt.
+        The exit code: 0, 1 for a damaged history or a point of a sweep that failed, 2 for a
+        mistake of the user's, 130 after an interrupt.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(args, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
         with _log_to_terminal():
-            _execute(args)
+            return _execute(args)
     except KeyboardInterrupt:
         words = [word for word in (sys.argv[1:] if argv is None else argv) if word != "--overwrite"]
         again = shlex.join(["fedrec", *words])
@@ -82,16 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"Error: {error}\n")
         return 2
-    return 0
 
 
-def _execute(args: argparse.Namespace) -> None:
+def _execute(args: argparse.Namespace) -> int:
     from fedrec.cli.quiet import quiet
 
     with quiet():
         from fedrec.cli.commands import COMMANDS
 
-        COMMANDS[args.command](args)
+        return COMMANDS[args.command](args) or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,9 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (about, target) in _COMMANDS.items():
         sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-        sub.add_argument("target", metavar=target.split()[0].upper(), help=target)
+        sub.add_argument(
+            "target",
+            metavar=target.split()[0].upper(),
+            help=target,
+            nargs="+" if name == "report" else None,
+        )
         sub.add_argument("--debug", action="store_true", help="show where an error comes from")
         if name == "report":
+            where = "page to write (default: report.html in the run folder; of several runs, here)"
+            sub.add_argument("-o", "--output", metavar="FILE", help=where)
             continue
         sub.add_argument(
             "overrides",
@@ -140,9 +146,79 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name != "validate":
             sub.add_argument("--no-progress", action="store_true", help="no progress bars")
+    _add_sweep(commands)
+    _add_plot(commands)
     _add_listing(commands)
     _add_history(commands)
     return parser
+
+
+def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "run a recipe at every point of a grid; goes on where an earlier call stopped"
+    sub = commands.add_parser("sweep", help=about, description=f"{about.capitalize()}.")
+    sub.add_argument("target", metavar="RECIPE", help=_RECIPE)
+    sub.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value,value",
+        help="values to sweep: a dotted key of the recipe and YAML values; commas in brackets or "
+        "quotes do not separate. A key with one value is set in all points",
+    )
+    sub.add_argument(
+        "--repeats", type=int, default=1, metavar="K", help="seeds of each point (default: 1)"
+    )
+    sub.add_argument(
+        "--output-dir", default="runs", help="where the sweep's folder lies (default: runs)"
+    )
+    sub.add_argument(
+        "--recordings",
+        metavar="DIR",
+        help="where recordings lie, which several sweeps may share (default: in the folder)",
+    )
+    sub.add_argument(
+        "--delete-histories",
+        action="store_true",
+        help="remove the history of a recording once all of its points are done",
+    )
+    sub.add_argument("--dry-run", action="store_true", help="list the points and do nothing")
+    sub.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="let the recipe use the classes of this module or package of yours; repeatable",
+    )
+    sub.add_argument("--no-progress", action="store_true", help="no progress bars")
+    sub.add_argument("--debug", action="store_true", help="show where an error comes from")
+
+
+def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    about = "draw the results of a sweep, or the costs of the clients of a run"
+    sub = commands.add_parser("plot", help=about, description=f"{about.capitalize()}.")
+    sub.add_argument("target", metavar="PATH", help="folder of a sweep, its results.csv, or a run")
+    sub.add_argument(
+        "--kind",
+        choices=("values", "cost", "cp"),
+        help="values: figures against a swept key (default); cost: TER against what clients spend; "
+        "cp: how CP is distributed over clients (default of a run)",
+    )
+    sub.add_argument("--x", metavar="KEY", help="swept key along the axis (default: the first)")
+    sub.add_argument(
+        "--y", metavar="FIGURES", help="columns, such as ter,asr,acp (default: these three)"
+    )
+    sub.add_argument(
+        "--by", metavar="KEY", default="method", help="what colours tell apart (default: method)"
+    )
+    sub.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="key=value,value",
+        help="draw only rows with these values; repeatable",
+    )
+    sub.add_argument("-o", "--output", metavar="FILE", help="picture to write: .png, .svg or .pdf")
+    sub.add_argument("--debug", action="store_true", help="show where an error comes from")
 
 
 def _add_listing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

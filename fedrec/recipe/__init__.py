@@ -9,14 +9,17 @@ from fedrec._lazy import lazy
 if TYPE_CHECKING:
     from fedrec.recipe.runner import run
     from fedrec.recipe.schema import Recipe, load_recipe
+    from fedrec.recipe.sweeping import Sweep, sweep
 
-__all__ = ["Recipe", "load_recipe", "run"]
+__all__ = ["Recipe", "Sweep", "load_recipe", "run", "sweep"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "Recipe": "fedrec.recipe.schema",
+        "Sweep": "fedrec.recipe.sweeping",
         "load_recipe": "fedrec.recipe.schema",
         "run": "fedrec.recipe.runner",
+        "sweep": "fedrec.recipe.sweeping",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -14,13 +15,14 @@ from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.schema import Recipe, folder_name
 
-__all__ = ["DETECTION", "RECORD", "RunFolder", "existing", "recording_part"]
+__all__ = ["DETECTION", "RECORD", "RunFolder", "existing", "hash_of", "recording_part"]
 
 RECORD = "record/result.json"
 DETECTION = "detection.json"
 
 # What of a recipe decides the bits of its recording.
 _RECORDING = ("seed", "data", "model", "federation", "aggregator", "attack", "history", "record")
+_COMPONENTS = ("data", "model", "aggregator", "attack", "history", "detector", "recoverer")
 _PLAN = ("accelerator", "devices", "precision", "executor", "seed", "deterministic", "fast_dev_run")
 
 
@@ -86,7 +88,7 @@ class RunFolder:
         stored = self.read(RECORD)
         if stored is None:
             return
-        before, after = _flatten(stored["spec"]), _flatten(_as_json(recording))
+        before, after = _flatten(_canonical(stored["spec"])), _flatten(_canonical(recording))
         differ = [k for k in {**before, **after} if before.get(k) != after.get(k)]
         if not differ:
             return
@@ -120,7 +122,7 @@ class RunFolder:
     def result(self, name: str | Path, spec: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return what a finished step left behind, if it was asked to do the same."""
         stored = self.read(name)
-        if stored is None or stored.get("spec") != _as_json(spec):
+        if stored is None or _canonical(stored.get("spec")) != _canonical(spec):
             return None
         result: dict[str, Any] | None = stored.get("result")
         return result
@@ -141,8 +143,47 @@ def existing(path: str | Path) -> RunFolder:
     return folder
 
 
-def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+def hash_of(spec: Mapping[str, Any]) -> str:
+    """Return 12 hexadecimal digits that tell what a step depends on.
+
+    What means the same has the same digits: the order of keys does not matter, nor whether a class
+    of fedrec goes by its name, its dotted path, or has an empty `init_args`.
+
+    Args:
+        spec: What the step depends on, such as a `recording_part`.
+
+    Examples:
+        >>> hash_of({"seed": 0, "aggregator": "Median"})
+        '9e238df7ea1c'
+        >>> hash_of({"aggregator": {"class_path": "fedrec.aggregators.Median"}, "seed": 0})
+        '9e238df7ea1c'
+    """
+    text = json.dumps(_canonical(spec), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _canonical(spec: Any) -> Any:
+    """Write a spec in the one way that all of those with the same meaning share, as JSON has it."""
+    if not isinstance(spec, Mapping):
+        return spec
+    spec = json.loads(json.dumps(spec))
+    named = {k: v for k, v in spec.items() if k in _COMPONENTS and isinstance(v, str)}
+    return _short({**spec, **{k: {"class_path": v} for k, v in named.items()}})
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    value = {k: _short(v) for k, v in value.items()}
+    if "class_path" in value:
+        path = str(value["class_path"])
+        if path.startswith("fedrec."):
+            value["class_path"] = path.rpartition(".")[2]
+        if not value.get("init_args", True):
+            del value["init_args"]
+    return value
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:

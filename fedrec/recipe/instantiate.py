@@ -87,11 +87,11 @@ class Instantiator:
         built = self.construct(cls, arguments, f"{key}.init_args")
         return built if len(self.errors) == before else UNUSABLE
 
-    def construct(self, cls: type, arguments: Mapping[str, Any], key: str) -> Any:
-        """Call a class, and note what it has against its arguments.
+    def construct(self, cls: Callable[..., Any], arguments: Mapping[str, Any], key: str) -> Any:
+        """Call a class or a function, and note what it has against its arguments.
 
         Args:
-            cls: The class.
+            cls: The class or function.
             arguments: Its keyword arguments.
             key: The dotted key of the arguments.
 

@@ -14,7 +14,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from fedrec.exceptions import RecipeError, expected
 
-__all__ = ["UNUSABLE", "is_usable", "merge", "read_recipe"]
+__all__ = ["UNUSABLE", "is_usable", "merge", "parse_value", "read_recipe"]
 
 
 class _Unusable:
@@ -66,6 +66,29 @@ def read_recipe(path: str | Path, overrides: Iterable[str], errors: list[str]) -
     for text in overrides:
         _override(raw, text, errors)
     return _Interpolation(raw, errors).resolve()
+
+
+def parse_value(key: str, text: str) -> Any:
+    """Read the YAML value of an override.
+
+    Args:
+        key: The dotted key, for the message.
+        text: The value.
+
+    Raises:
+        RecipeError: If it is no YAML.
+
+    Examples:
+        >>> parse_value("record.server_lr", "1e-3"), parse_value("data.hidden", "[8, 8]")
+        (0.001, [8, 8])
+    """
+    try:
+        dotlist = OmegaConf.from_dotlist([f"value={text}"])
+        return cast("dict[str, Any]", OmegaConf.to_container(dotlist, resolve=False))["value"]
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise RecipeError(
+            f"{key}: Expected a YAML value, but got {text!r}: {_reason(error)}."
+        ) from error
 
 
 def merge(base: Any, over: Any) -> Any:
@@ -174,10 +197,9 @@ def _override(config: dict[str, Any], text: str, errors: list[str]) -> None:
         errors.append(f"{text}: Expected an override of the form `key=value`, but got {text!r}.")
         return
     try:
-        dotlist = OmegaConf.from_dotlist([f"value={raw}"])
-        value = cast("dict[str, Any]", OmegaConf.to_container(dotlist, resolve=False))["value"]
-    except (YAMLError, OmegaConfBaseException) as error:
-        errors.append(f"{key}: Expected a YAML value, but got {raw!r}: {_reason(error)}.")
+        value = parse_value(key, raw)
+    except RecipeError as error:
+        errors += error.errors
         return
     problem = _set(config, key.split("."), value)
     if problem:

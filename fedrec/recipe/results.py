@@ -11,9 +11,12 @@ from fedrec.exceptions import ConfigurationError
 from fedrec.recipe.folder import DETECTION, RECORD, RunFolder
 from fedrec.recipe.schema import label_of
 
-__all__ = ["collect_results", "recovery_spec"]
+__all__ = ["collect_results", "excluded_clients", "recovery_spec"]
 
-_METHOD = ("ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "seconds")
+_METHOD = (
+    "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes", "seconds",
+    "client_seconds",
+)  # fmt: skip
 
 
 def recovery_spec(config: Mapping[str, Any], index: int, exclude: list[str]) -> dict[str, Any]:
@@ -31,6 +34,20 @@ def recovery_spec(config: Mapping[str, Any], index: int, exclude: list[str]) -> 
     }
 
 
+def excluded_clients(folder: RunFolder, config: Mapping[str, Any]) -> list[str] | None:
+    """Return whom the recoveries of a run leave out; `None` as long as nothing was detected.
+
+    Args:
+        folder: A run folder.
+        config: The resolved recipe.
+    """
+    exclude: list[str] | str = (config.get("recover") or {}).get("exclude", "detected")
+    if not isinstance(exclude, str):
+        return exclude
+    detection = folder.result(DETECTION, {"detector": config.get("detector")})
+    return None if detection is None else list(detection["malicious"])
+
+
 def collect_results(folder: RunFolder) -> dict[str, Any]:
     """Return what `results.json` holds, as far as the run has come.
 
@@ -38,8 +55,9 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         folder: A run folder.
 
     Returns:
-        Fractions in [0, 1], ACP and CP in percent, `None` where a figure is undefined. Recoveries
-        that were made for another recipe, or without other clients, are left out.
+        Fractions in [0, 1], ACP and CP in percent, `None` where a figure is undefined; by method
+        whom it left out. Recoveries that were made for another recipe, or without other clients,
+        are left out.
 
     Raises:
         ConfigurationError: If nothing has been recorded.
@@ -52,23 +70,25 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
             f"--output-dir {folder.path.parent}` goes on with it."
         )
     detection = folder.result(DETECTION, {"detector": config.get("detector")})
-    exclude = (config.get("recover") or {}).get("exclude", "detected")
-    if exclude == "detected":
-        exclude = detection["malicious"] if detection is not None else None
+    exclude = excluded_clients(folder, config)
     methods = []
     for i, node in enumerate(config.get("recoverers") or []):
+        if exclude is None:
+            break
         label = label_of(node)
-        spec = recovery_spec(config, i, exclude)
-        done = folder.result(folder.recovery_file(label), spec) if exclude is not None else None
+        done = folder.result(folder.recovery_file(label), recovery_spec(config, i, exclude))
         if done is not None:
-            methods.append({"name": label, **{key: done[key] for key in _METHOD}})
+            figures = {key: done.get(key) for key in _METHOD}
+            methods.append({"name": label, **figures, "excluded": exclude})
     return {
         "recipe": config,
+        "synthetic_data": record.get("synthetic_data", False),
         "poisoned": {"ter": record["ter"], "asr": record["asr"]},
         "detection": None
         if detection is None
         else {key: detection[key] for key in ("malicious", "fnr", "fpr", "round")},
         "methods": methods,
+        "recording": {key: record.get(key) for key in ("seconds", "client_seconds")},
         "history": record["history"],
         "execution": record["execution"],
         "versions": record["versions"],

@@ -24,7 +24,7 @@ from fedrec.recipe.schema import Recipe, build_parts, folder_name
 from fedrec.report import write_report
 from fedrec.types import Detection, RunResult
 
-__all__ = ["STEPS", "run"]
+__all__ = ["STEPS", "is_done", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,17 @@ def run(
             folder = None
         where = RunFolder(Path(output_dir) / recipe.name if folder is None else folder)
         return _run(_Session(recipe, where, progress), overwrite, steps)
+
+
+def is_done(recipe: Recipe, folder: str | Path) -> bool:
+    """Return whether a run folder holds all that a recipe asks for.
+
+    Args:
+        recipe: From `load_recipe`.
+        folder: The run folder, which need not exist.
+    """
+    where = RunFolder(folder)
+    return where.recipe_file.exists() and _Session(recipe, where, False).is_done(STEPS)
 
 
 def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, Any]:
@@ -129,8 +140,11 @@ class _Session:
         return detected and (recovered or "recover" not in steps)
 
     def detects(self, steps: Sequence[str]) -> bool:
-        """Return whether to detect: if asked for, and in a whole run if there is a detector."""
-        return "detect" in steps and (self.parts.detector is not None or "recover" not in steps)
+        """Return whether to detect: if asked for, and in a whole run if it has a use for it."""
+        if "detect" not in steps or "recover" not in steps:
+            return "detect" in steps
+        listed = not isinstance(self.parts.exclude, str) and self.parts.recoverers
+        return self.parts.detector is not None and not listed
 
     def do(self, steps: Sequence[str]) -> None:
         if "record" in steps:
@@ -182,6 +196,8 @@ class _Session:
                     **self._test(result),
                     "rounds": result.rounds,
                     "seconds": result.seconds,
+                    "client_seconds": sum(result.client_seconds.values()),
+                    "synthetic_data": self.parts.data.synthetic,
                     "malicious": list(manifest.malicious),
                     "execution": dict(result.execution),
                     "versions": dict(manifest.versions),
@@ -189,6 +205,10 @@ class _Session:
                         "bytes": self.history.num_bytes(),
                         "rounds": len(self.history.rounds()),
                         "clients": len(manifest.clients),
+                        "parameters": manifest.num_parameters,
+                        "codec": manifest.codec,
+                        "keep": dict(manifest.keep),
+                        "encryption": manifest.encryption,
                     },
                 },
             },
@@ -275,7 +295,10 @@ class _Session:
             "cp_min": min(cp.values(), default=None),
             "cp_max": max(cp.values(), default=None),
             "exact_rounds_by_reason": ledger.exact_rounds_by_reason() if ledger is not None else {},
+            "client_bytes": ledger.total_bytes() if ledger is not None else None,
             "seconds": result.seconds,
+            "client_seconds": dict(result.client_seconds),
+            "cp": cp,
             "rounds": result.rounds,
             "diagnostics": _finite(result.diagnostics),
         }

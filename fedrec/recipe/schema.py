@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import Logger
 
+from fedrec._checks import check_choice, check_float, check_int, check_recording, check_recovery
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
+from fedrec.clients import LightningClient
 from fedrec.data import FederatedDataModule
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import RecipeError, expected
@@ -24,7 +27,7 @@ from fedrec.loop import FederatedLoop
 from fedrec.random import key as random_key
 from fedrec.recipe.classes import ClassFinder
 from fedrec.recipe.instantiate import Instantiator
-from fedrec.recipe.loading import UNUSABLE, read_recipe
+from fedrec.recipe.loading import UNUSABLE, is_usable, read_recipe
 from fedrec.recoverers.base import Recoverer
 
 __all__ = ["Parts", "Recipe", "build_parts", "folder_name", "label_of", "load_recipe"]
@@ -176,9 +179,9 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         if config.get(key) is None:
             make.mistake(key, f"Expected a section `{key}`, but there is none.")
     seed = config.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool):
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         if seed is not UNUSABLE:
-            make.mistake("seed", expected("seed", "an integer", seed))
+            make.mistake("seed", expected("seed", "an integer of at least 0", seed))
         seed = 0
     name = config.get("name")
     if name is not UNUSABLE and not (isinstance(name, str) and _FILE_NAME.fullmatch(name)):
@@ -199,7 +202,7 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_key(seed, "model") % 2**63)
         model = component("model", pl.LightningModule)
-    federation = arguments("federation", Federation.from_data, {"data": "", "module": ""})
+    federation = arguments("federation", Federation.from_data, _FEDERATION)
     aggregator = component("aggregator", Aggregator)
     attack = component("attack", Attack)
     detector = component("detector", Detector)
@@ -219,6 +222,13 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         make.construct(FederatedLoop, loop, "loop")
     record = arguments("record", FederatedLoop.record, _RECORD)
     recover, exclude = _recover(config, make)
+    for key, given, check in (
+        ("record", record, check_recording),
+        ("recover", recover, check_recovery),
+        ("federation", federation, partial(_check_federation, model)),
+    ):
+        if is_usable(given):
+            make.construct(check, given, key)
     parts = Parts(
         data=data,
         model=model,
@@ -237,6 +247,11 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
 
 
 _LOGGER = bool | Logger | list[Logger]
+_FEDERATION = {
+    "data": "",
+    "module": "",
+    "server_data": "`data` puts samples aside for the server with `server_samples`.",
+}
 _RECORD = {
     "federation": _SECTION,
     "aggregator": _SECTION,
@@ -257,6 +272,26 @@ _RECOVER = {
 }
 
 
+def _check_federation(
+    model: Any,
+    malicious: Any = 0,
+    fake_clients: Any = 0,
+    buffers: Any = "refuse",
+    seed: Any = 0,
+    **training: Any,
+) -> None:
+    """Check what `Federation.from_data` would, without any data."""
+    if isinstance(malicious, float):
+        check_float("malicious", malicious, minimum=0, maximum=1, open_maximum=True)
+    elif not isinstance(malicious, list):
+        check_int("malicious", malicious, minimum=0)
+    check_int("fake_clients", fake_clients, minimum=0)
+    check_int("seed", seed, minimum=0)
+    check_choice("buffers", buffers, ("refuse", "average"))
+    if isinstance(model, pl.LightningModule):
+        LightningClient("client", model, [None], **training)  # type: ignore[arg-type]
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -274,7 +309,9 @@ def _recover(config: Mapping[str, Any], make: Instantiator) -> tuple[Any, Any]:
                 make.mistake(f"recover.exclude.{i}", expected("exclude", "client ids", client_id))
     elif exclude is not UNUSABLE and exclude != "detected":
         requirement = '"detected" or a list of client ids'
-        make.mistake("recover.exclude", expected("exclude", requirement, exclude))
+        hint = "`detector: KnownMalicious` with `exclude: detected` leaves out who is malicious."
+        wanted = expected("exclude", requirement, exclude, hint=hint)
+        make.mistake("recover.exclude", wanted)
     elif config.get("detector") is None and config.get("recoverers"):
         make.mistake(
             "recover.exclude",

@@ -7,12 +7,31 @@ from typing import TYPE_CHECKING
 from fedrec._lazy import lazy
 
 if TYPE_CHECKING:
+    from fedrec.report.comparison import write_comparison
+    from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values, save_figure
     from fedrec.report.page import write_report
     from fedrec.report.table import print_results
 
-__all__ = ["print_results", "write_report"]
+__all__ = [
+    "draw_box",
+    "draw_cost",
+    "draw_cp",
+    "draw_values",
+    "print_results",
+    "save_figure",
+    "write_comparison",
+    "write_report",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
-    {"print_results": "fedrec.report.table", "write_report": "fedrec.report.page"},
+    {
+        **dict.fromkeys(
+            ("draw_box", "draw_cost", "draw_cp", "draw_values", "save_figure"),
+            "fedrec.report.figures",
+        ),
+        "print_results": "fedrec.report.table",
+        "write_comparison": "fedrec.report.comparison",
+        "write_report": "fedrec.report.page",
+    },
 )

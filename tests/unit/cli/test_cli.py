@@ -77,6 +77,12 @@ def test_run_then_every_step_on_its_folder(here: Path, capsys: pytest.CaptureFix
     (here / "runs" / "one" / "report.html").unlink()
     assert main(["report", "runs/one"]) == 0
     assert (here / "runs" / "one" / "report.html").is_file()
+    assert main(["report", "runs/one", "runs/one"]) == 0
+    assert "<h1>Comparison of 2 runs</h1>" in (here / "report.html").read_text()
+    assert main(["report", "runs/one", "-o", "elsewhere.html"]) == 0
+    page = here / "runs" / "one" / "report.html"
+    assert (here / "elsewhere.html").read_text() == page.read_text()
+    assert main(["report", "runs/one", "runs/none"]) == 2
 
 
 def test_record_alone_then_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +105,7 @@ def test_mistakes_are_one_message_and_exit_code_2(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "small.yaml has no mistakes."
     assert out[1].startswith("Its history will take about ")
+    assert out[2] == "Its clients are client-0, client-1, client-2, client-3."
     with pytest.raises(RecipeError):
         main(["validate", "small.yaml", "--debug", "sede=1"])
 

@@ -83,21 +83,26 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def figures(results: dict[str, Any]) -> Any:
-    methods = [{k: v for k, v in m.items() if k != "seconds"} for m in results["methods"]]
+    methods = [
+        {k: v for k, v in m.items() if k not in ("seconds", "client_seconds")}
+        for m in results["methods"]
+    ]
     return [results["poisoned"], results["detection"], methods]
 
 
 def test_run_folder_and_results(finished: Path) -> None:
     results = json.loads((finished / "results.json").read_text())
     assert list(results) == [
-        "recipe", "poisoned", "detection", "methods", "history", "execution", "versions",
+        "recipe", "synthetic_data", "poisoned", "detection", "methods", "recording", "history",
+        "execution", "versions",
     ]  # fmt: skip
     assert list(results["poisoned"]) == ["ter", "asr"]
     assert list(results["detection"]) == ["malicious", "fnr", "fpr", "round"]
     assert results["detection"]["fnr"] == 0.0
     assert len(results["detection"]["malicious"]) == 1
     assert list(results["methods"][0]) == [
-        "name", "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "seconds",
+        "name", "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes",
+        "seconds", "client_seconds", "excluded",
     ]  # fmt: skip
     assert results["history"]["rounds"] == 8
     assert results["history"]["clients"] == 5
@@ -217,15 +222,13 @@ def test_other_recoverers_reuse_the_recording(recipe_file: Path, copied: Path) -
     assert (copied / "recover" / "TrainFromScratch" / "result.json").read_bytes() == scratch
 
 
-@pytest.mark.parametrize(
-    "override", ["recover.batch_policy=newest", "recover={exclude: [client-9]}"]
-)
+@pytest.mark.parametrize("override", ["recover.max_rounds=9", "recover={exclude: [client-9]}"])
 def test_a_mistake_found_late_costs_no_finished_recovery(
     recipe_file: Path, copied: Path, override: str
 ) -> None:
     before = contents(copied)
     recipe = load_recipe(recipe_file, [override])
-    with pytest.raises(ConfigurationError, match=r"batch_policy|exclude"):
+    with pytest.raises(ConfigurationError, match=r"max_rounds|exclude"):
         run(recipe, output_dir=copied.parent, progress=False)
     after = contents(copied)
     kept = [name for name in before if not name.endswith("checkpoint.npz")]
@@ -271,6 +274,16 @@ def test_listed_clients_need_no_detector(recipe_file: Path, tmp_path: Path) -> N
     assert [m["name"] for m in results["methods"]] == ["HistoricalOnly"]
     with pytest.raises(ConfigurationError, match="Expected a `detector`"):
         run(recipe, output_dir=tmp_path, steps=["detect"], progress=False)
+
+
+def test_listed_clients_make_detection_needless(recipe_file: Path, copied: Path) -> None:
+    (copied / "detection.json").unlink()
+    recipe = load_recipe(recipe_file, ["recover.exclude=[client-3]", "recoverers=[HistoricalOnly]"])
+    results = run(recipe, output_dir=copied.parent, progress=False)
+    assert results["detection"] is None
+    assert results["methods"][0]["excluded"] == ["client-3"]
+    detected = run(recipe, output_dir=copied.parent, steps=["detect"], progress=False)
+    assert len(detected["detection"]["malicious"]) == 1
 
 
 @pytest.mark.parametrize("phase", ["record", "recover"])

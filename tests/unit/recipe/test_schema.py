@@ -104,6 +104,7 @@ def test_excluded_clients_are_texts(write: Write) -> None:
         ("record.aggregator=Median", "record.aggregator", "a section of its own"),
         ("recover.resume=true", "recover.resume", "always goes on"),
         ("recover.name=x", "recover.name", "`label`"),
+        ("federation.server_data=x", "federation.server_data", "`server_samples`"),
     ],
 )  # fmt: skip
 def test_what_the_run_decides(write: Write, override: str, key: str, hint: str) -> None:
@@ -163,3 +164,34 @@ def test_loggers_of_lightning(write: Write, tmp_path: Path) -> None:
     recipe = load_recipe(write(), [f"loop.logger=[{node}]"])
     (logger,) = build_parts(recipe).loop["logger"]
     assert type(logger).__name__ == "CSVLogger"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "record.max_rounds=0",
+        "record.server_lr=-0.1",
+        "record.on_bad_update=ignore",
+        "recover.batch_policy=newest",
+        "recover.max_rounds=0",
+        "recover.server_lr=0.0",
+        "federation.malicious=1.5",
+        "federation.malicious=-1",
+        "federation.batch_size=0",
+        "federation.local_steps=0",
+        "federation.local_lr=0.0",
+        "federation.fake_clients=-1",
+        "federation.buffers=keep",
+        "seed=-1",
+    ],
+)
+def test_ranges_are_those_of_the_run(write: Write, override: str) -> None:
+    (error,) = mistakes(write(), override)
+    key, _, value = override.partition("=")
+    assert error.startswith(f"{key}: Expected `{key.rpartition('.')[2]}` to be ")
+    assert value in error
+
+
+def test_excluding_the_malicious_says_how(write: Write) -> None:
+    (error,) = mistakes(write(), "recover.exclude=malicious")
+    assert "`detector: KnownMalicious` with `exclude: detected`" in error

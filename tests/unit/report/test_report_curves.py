@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fedrec.report.curves import Series, line_chart, ticks
+from fedrec.report.curves import Series, line_chart, linear_axis, log_axis, ticks
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,18 @@ def test_labels_are_escaped_everywhere() -> None:
 
     Collector().feed(html)
     assert tags <= {"ul", "li", "svg", "path", "text", "div"}
+
+
+def test_values_below_zero_lie_below_the_zero_of_the_axis() -> None:
+    axis = linear_axis([-0.5, 1.0])
+    assert (axis.ticks[0], axis.ticks[-1]) == (-0.5, 1.0)
+    assert axis.place(0.0) == pytest.approx(1 / 3)
+
+
+def test_a_logarithmic_axis() -> None:
+    axis = log_axis([0.0, 1e-3, 10.0])
+    assert axis.ticks == [0.001, 0.01, 0.1, 1.0, 10.0]
+    assert [axis.place(v) for v in (0.0, 0.001, 0.1, 10.0)] == pytest.approx([0, 0, 0.5, 1])
+    # 20 decades are cut down to the upper 8; what is below lies on the axis.
+    assert log_axis([1e-20, 1.0]).ticks[0] == 1e-8
+    assert log_axis([0.0]).place(0.0) == 0

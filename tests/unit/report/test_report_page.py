@@ -74,9 +74,11 @@ def test_sections_and_curves(tmp_path: Path) -> None:
     text = write_report(folder(tmp_path, results())).read_text()
     assert re.findall(r"<h2>([^<]+)</h2>", text) == [
         "Summary",
+        "Beside training from scratch",
         "Test error rate (TER) by round",
         "What recovery costs clients, by reason",
         "Detection",
+        "History",
         "Settings",
         "Execution and versions",
         "Do it again",
@@ -85,7 +87,7 @@ def test_sections_and_curves(tmp_path: Path) -> None:
     assert "Poisoned recording" in text
     assert 'class="line method-0"' in text
     assert 'class="line scratch-line"' in text
-    assert "<td>0.051</td>" in text
+    assert '<td><data value="0.0512">0.051</data></td>' in text
     assert "recipe.yaml name=tiny-again" in text
     assert "prefers-color-scheme: dark" in text
 

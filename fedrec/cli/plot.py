@@ -1,0 +1,98 @@
+"""`fedrec plot`: pictures of a sweep or a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.recipe.folder import RunFolder
+from fedrec.recipe.grid import split_values
+from fedrec.recipe.results import collect_results
+from fedrec.recipe.tables import COLUMNS, POISONED, Row, read_table
+from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values, save_figure
+
+__all__ = ["plot_command"]
+
+
+def plot_command(args: argparse.Namespace) -> None:
+    """Draw a picture and say where it is."""
+    target = Path(args.target)
+    if (target / "recipe.yaml").is_file():
+        if args.kind not in (None, "cp"):
+            hint = "`fedrec report RUN` draws its curves."
+            raise ConfigurationError(
+                expected("kind", "`cp` for a single run", args.kind, hint=hint)
+            )
+        figure: Any = draw_cp(_cp(target))
+        output = target / "cp.svg"
+    else:
+        rows, keys = read_table(target)
+        rows = _where(rows, [*keys, "seed", "method"], args.where)
+        by = _key(args.by, [*keys, "method"], "by")
+        x = _key(args.x, [*keys, "method"], "x") if args.x else (keys[0] if keys else "method")
+        kind = args.kind or "values"
+        folder = target if target.is_dir() else target.parent
+        output = folder / f"{kind}.svg"
+        if kind == "cost":
+            figure = draw_cost(rows, keys, by=by)
+        elif kind == "cp":
+            figure = draw_box(_with_cp(rows, folder), keys, x=x)
+        else:
+            known = COLUMNS[COLUMNS.index("method") + 1 : -1]
+            y = [_key(name, known, "y") for name in (args.y or "ter,asr,acp").split(",")]
+            figure = draw_values(rows, keys, x=x, y=y, by=by)
+    path = save_figure(figure, args.output or output)
+    sys.stdout.write(f"{path}\n")
+
+
+def _cp(folder: Path) -> dict[str, dict[str, float]]:
+    """Return CP by client, by method, of a run."""
+    where = RunFolder(folder)
+    found = {}
+    for method in collect_results(where)["methods"]:
+        stored = where.read(where.recovery_file(method["name"])) or {}
+        found[method["name"]] = stored["result"].get("cp", {})
+    return found
+
+
+def _with_cp(rows: Sequence[Row], folder: Path) -> list[Row]:
+    points: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        if row["folder"] not in points:
+            points[row["folder"]] = _cp(folder / row["folder"])
+    return [
+        {**row, "cp": list(points[row["folder"]].get(row["method"], {}).values())}
+        for row in rows
+        if row["method"] != POISONED
+    ]
+
+
+def _where(rows: list[Row], keys: Sequence[str], conditions: Sequence[str]) -> list[Row]:
+    """Return the rows that meet all conditions."""
+    for condition in conditions:
+        name, _, text = condition.partition("=")
+        key = _key(name, keys, "where")
+        wanted = split_values(text)
+        known = list(dict.fromkeys(row[key] for row in rows))
+        for value in wanted:
+            if value not in known:
+                raise ConfigurationError(
+                    expected(key, "a value that was swept", value, known=known)
+                )
+        rows = [row for row in rows if row[key] in wanted]
+    return rows
+
+
+def _key(name: str, known: Sequence[str], option: str) -> str:
+    """Return the column that a name, or the end of one, means."""
+    ends = [key for key in known if key == name or key.endswith(f".{name}")]
+    if name in known:
+        return name
+    if len(ends) == 1:
+        return ends[0]
+    wanted = "a column of the results" if not ends else "the name of one column"
+    raise ConfigurationError(expected(option, wanted, name, known=known))

@@ -1,0 +1,92 @@
+"""`fedrec sweep`: a recipe at every point of a grid."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedrec.recipe import Sweep, sweep
+from fedrec.recipe.grid import parse_grid, short_keys
+from fedrec.recipe.points import Point, sweep_points
+from fedrec.recipe.runner import is_done
+from fedrec.report.table import fraction, percent
+
+__all__ = ["sweep_command"]
+
+
+def sweep_command(args: argparse.Namespace) -> int:
+    """Run the points of a grid, or list them; exit code 1 if one fails."""
+    grid, overrides = parse_grid(args.overrides)
+    if args.dry_run:
+        points = sweep_points(
+            args.target, grid, repeats=args.repeats, overrides=overrides, allow=args.allow
+        )
+        folder = Path(args.output_dir) / points[0].sweep
+        recordings = Path(args.recordings) if args.recordings else folder / "recordings"
+        _list(points, recordings)
+        return 0
+    done = sweep(
+        args.target,
+        grid,
+        repeats=args.repeats,
+        overrides=overrides,
+        allow=args.allow,
+        output_dir=args.output_dir,
+        recordings=args.recordings,
+        delete_histories=args.delete_histories,
+        progress=not args.no_progress,
+    )
+    console = Console()
+    _print(done, console)
+    for name in ("results.csv", "summary.csv"):
+        _line(console, str(done.folder / name))
+    if done.failures:
+        _line(console, f"{len(done.failures)} points failed; the same command tries them again:")
+    for name, reason in done.failures.items():
+        _line(console, f"  {name}: {reason}")
+    return 1 if done.failures else 0
+
+
+def _list(points: Sequence[Point], recordings: Path) -> None:
+    console = Console()
+    for point in points:
+        done = is_done(point.recipe, recordings / point.recording / "points" / point.key)
+        _line(console, f"{point.recording}  {'done   ' if done else 'missing'}  {point.name}")
+    num_recordings = len({point.recording for point in points})
+    _line(console, f"{len(points)} points on {num_recordings} recordings.")
+
+
+def _print(done: Sweep, console: Console) -> None:
+    """Print the summary: mean, and deviation where there are repeats."""
+    name = escape(done.folder.name)
+    table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    short = short_keys(done.keys)
+    for key in done.keys:
+        table.add_column(escape(short[key]), overflow="fold")
+    table.add_column("Model", overflow="fold")
+    for heading in ("TER", "ASR", "ACP %"):
+        table.add_column(heading, justify="right")
+    for row in done.summary:
+        cells = [
+            _cell(row["ter_mean"], row["ter_std"], fraction),
+            _cell(row["asr_mean"], row["asr_std"], fraction),
+            _cell(row["acp_mean"], row["acp_std"], percent),
+        ]
+        labels = [escape(str(row[key])) for key in (*done.keys, "method")]
+        table.add_row(*labels, *cells)
+    console.print(table)
+
+
+def _cell(mean: float | None, std: float | None, text: Any) -> str:
+    return text(mean) if std is None else f"{text(mean)} ± {text(std)}"
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,387 @@
+"""Run a recipe at every point of a grid, each recording once; what is done already is kept."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedrec._files import write_atomically
+from fedrec.exceptions import ConfigurationError, FedrecError
+from fedrec.recipe.folder import DETECTION, RECORD, RunFolder
+from fedrec.recipe.points import Point, sweep_points
+from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
+from fedrec.recipe.runner import is_done, run
+from fedrec.recipe.schema import label_of
+from fedrec.recipe.tables import COLUMNS, Row, method_rows, summarize, write_table
+
+__all__ = ["Sweep", "sweep"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What came of a sweep.
+
+    Args:
+        folder: Where `results.csv`, `summary.csv` and `sweep.json` are.
+        keys: The swept keys.
+        rows: The rows of `results.csv`.
+        summary: The rows of `summary.csv`.
+        failures: Why points failed, by the point's name.
+
+    Examples:
+        >>> done = Sweep(folder=Path("runs/rules"), keys=("aggregator",), rows=[], summary=[])
+        >>> done.failures
+        {}
+    """
+
+    folder: Path
+    keys: tuple[str, ...]
+    rows: list[Row]
+    summary: list[Row]
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def sweep(
+    recipe: str | Path,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    repeats: int = 1,
+    overrides: Iterable[str] = (),
+    allow: Iterable[str] = (),
+    output_dir: str | Path = "runs",
+    recordings: str | Path | None = None,
+    delete_histories: bool = False,
+    progress: bool = True,
+) -> Sweep:
+    """Run a recipe at every point of a grid, and put the results into one table.
+
+    Points that differ in detection and recovery alone share a recording, and recoveries that are
+    the same in several of these points are made once. A recording is found again by the hash of
+    what it depends on, a point by the hash of everything its figures depend on: calling this again
+    does what is missing, be it after an interruption, a failure, or with more values in the grid.
+
+    A point that fails does not keep the others from running; the next call tries it again.
+
+    Args:
+        recipe: The YAML file.
+        grid: Values by dotted key of the recipe. The last key changes fastest.
+        repeats: Runs of each point, with the seed of the recipe and those that follow it.
+        overrides: `key=value` texts that hold for all points; `name=...` names the folder.
+        allow: Modules the recipe's classes may come from, as in `load_recipe`.
+        output_dir: Where the folder of the sweep lies.
+        recordings: Where recordings, and the points made from them, lie; by default in the folder
+            of the sweep. Several sweeps may share them.
+        delete_histories: Remove the history of a recording once all of its points are done. It is
+            recorded again if a point that is added later needs it.
+        progress: `False` for no progress bars.
+
+    Returns:
+        The tables, and why points failed.
+
+    Raises:
+        RecipeError: With all mistakes there are, before anything is run.
+        ConfigurationError: If the grid has no points or two that are the same, or the folder is
+            in use or no folder of a sweep.
+        KeyboardInterrupt: After an interrupt; what is done is kept.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> text = '''
+        ... data: {class_path: Digits, init_args: {num_clients: 4}}
+        ... model: {class_path: MLP, init_args: {in_features: 64, hidden: [4]}}
+        ... federation: {malicious: 1, batch_size: 8}
+        ... aggregator: FedAvg
+        ... detector: KnownMalicious
+        ... record: {max_rounds: 6, server_lr: 0.5}
+        ... recoverers:
+        ...   - {class_path: FedRecover, init_args: {warmup_rounds: 3, final_rounds: 1}}
+        ... '''
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "tiny.yaml").write_text(text)
+        ...     done = sweep(
+        ...         Path(folder, "tiny.yaml"),
+        ...         {"recoverers.0.init_args.warmup_rounds": [3, 4]},
+        ...         output_dir=folder,
+        ...         progress=False,
+        ...     )
+        >>> [(row["method"], row["exact_warmup"]) for row in done.rows]
+        [('Poisoned', None), ('FedRecover', 3.0), ('Poisoned', None), ('FedRecover', 4.0)]
+    """
+    points = sweep_points(recipe, grid, repeats=repeats, overrides=overrides, allow=allow)
+    folder = Path(output_dir) / points[0].sweep
+    if (folder / "recipe.yaml").exists():
+        raise ConfigurationError(
+            f"Expected `{folder}` to be the folder of a sweep, or a new one, but it is that of a "
+            "run. HINT: `name=another-name` puts the sweep elsewhere."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder / "sweep.lock", folder):
+        settings = {
+            "recipe": str(recipe),
+            "overrides": list(overrides),
+            "grid": {key: list(values) for key, values in grid.items()},
+            "repeats": repeats,
+        }
+        where = folder / "recordings" if recordings is None else Path(recordings)
+        return _Run(points, tuple(grid), folder, where, settings, delete_histories, progress).do()
+
+
+@dataclass(eq=False)
+class _Run:
+    """One call of `sweep`."""
+
+    points: list[Point]
+    keys: tuple[str, ...]
+    folder: Path
+    recordings: Path
+    settings: Mapping[str, Any]
+    delete_histories: bool
+    progress: bool
+    failures: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+
+    def do(self) -> Sweep:
+        groups: dict[str, list[Point]] = {}
+        for point in self.points:
+            groups.setdefault(point.recording, []).append(point)
+        missing: dict[str, list[Point]] = {}
+        for name, points in groups.items():
+            missing[name] = []
+            for point in points:
+                if is_done(point.recipe, self._folder(point)):
+                    self._collect(point)
+                else:
+                    missing[name].append(point)
+        num_missing = sum(len(points) for points in missing.values())
+        self.clock = _Clock(num_missing, sum(bool(points) for points in missing.values()))
+        _log.info(
+            "Sweep `%s`: %d points on %d recordings, %d points done already.",
+            self.folder,
+            len(self.points),
+            len(groups),
+            len(self.points) - num_missing,
+        )
+        self._write()
+        try:
+            for name in groups:
+                self._group(name, groups[name], missing[name])
+        finally:
+            found = self._write()
+        return found
+
+    def _folder(self, point: Point) -> Path:
+        return self.recordings / point.recording / "points" / point.key
+
+    def _group(self, name: str, points: list[Point], missing: list[Point]) -> None:
+        """Make one recording, and the points that rest on it."""
+        where = self.recordings / name
+        if missing:
+            self.recordings.mkdir(parents=True, exist_ok=True)
+            try:
+                with _alone(self.recordings / f"{name}.lock", where):
+                    self._record(missing[0], where)
+                    for point in missing:
+                        self._try(point)
+            except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
+                for point in missing:
+                    self._failed(point, error, "Recording: ")
+                self.clock.skipped(len(missing))
+        if self.delete_histories and not any(point.name in self.failures for point in points):
+            shutil.rmtree(where / "history", ignore_errors=True)
+
+    def _record(self, point: Point, where: Path) -> None:
+        """Record, if that is not done or the history was deleted since."""
+        folder, began = RunFolder(where), time.monotonic()
+        before = (folder.read(RECORD) or {}).get("result") or {}
+        kept = bool(before) and (where / "history").exists()
+        if before and not kept:
+            (where / RECORD).unlink()
+        run(point.recipe, folder=where, steps=["record"], progress=self.progress)
+        after = (folder.read(RECORD) or {}).get("result", {})
+        self.clock.recorded(None if kept else time.monotonic() - began)
+        differ = [
+            key
+            for key in ("ter", "asr", "rounds", "execution", "versions")
+            if before and before[key] != after.get(key)
+        ]
+        if differ:
+            _log.warning(
+                "Recording `%s` was made again and came out otherwise (%s): points that were done "
+                "before rest on the earlier one. HINT: remove `%s` to make them again.",
+                where,
+                ", ".join(f"{key}: {before[key]} then, {after.get(key)} now" for key in differ),
+                where / "points",
+            )
+
+    def _try(self, point: Point) -> None:
+        began = time.monotonic()
+        try:
+            self._prepare(point)
+            run(point.recipe, folder=self._folder(point), progress=self.progress)
+        except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
+            self._failed(point, error)
+            return
+        finally:
+            self.clock.did(time.monotonic() - began)
+        self._collect(point)
+        self._write()
+        _log.info(
+            "[%d/%d] %s: done in %s%s.",
+            len(self.rows),
+            len(self.points),
+            point.name,
+            _time(time.monotonic() - began),
+            self.clock.left(),
+        )
+
+    def _prepare(self, point: Point) -> None:
+        """Make the folder of a point a run folder with the recording, and all that others share."""
+        recording = RunFolder(self.recordings / point.recording)
+        folder = RunFolder(self._folder(point))
+        folder.open(point.recipe, point.recording_part, overwrite=False)
+        for name in ("record/metrics.csv", RECORD):
+            if (recording.path / name).exists():
+                write_atomically(folder.path / name, (recording.path / name).read_bytes())
+        history = folder.path / "history"
+        if not history.is_symlink():
+            history.symlink_to(Path("..", "..", "history"), target_is_directory=True)
+        others = [RunFolder(p) for p in sorted(recording.path.glob("points/*")) if p != folder.path]
+        config = point.recipe.config
+        spec = {"detector": config.get("detector")}
+        for other in (recording, *others):
+            if folder.result(DETECTION, spec) is None and other.result(DETECTION, spec) is not None:
+                stored = (other.path / DETECTION).read_bytes()
+                write_atomically(folder.path / DETECTION, stored)
+        nodes = config.get("recoverers") or []
+        if nodes and others and excluded_clients(folder, config) is None:
+            run(point.recipe, folder=folder.path, steps=["detect"], progress=self.progress)
+        exclude = excluded_clients(folder, config) or []
+        for i, node in enumerate(nodes):
+            name, spec = folder.recovery_file(label_of(node)), recovery_spec(config, i, exclude)
+            have = [other for other in others if other.result(name, spec) is not None]
+            if have and folder.result(name, spec) is None:
+                _copy((have[0].path / name).parent, (folder.path / name).parent)
+
+    def _failed(self, point: Point, error: Exception, what: str = "") -> None:
+        reason = str(error).strip() or type(error).__name__
+        if not isinstance(error, FedrecError):
+            text = "".join(traceback.format_exception(error))
+            write_atomically(self.folder / "failures" / f"{point.key}.txt", text.encode())
+            reason = f"{type(error).__name__}: {reason} (traceback in failures/{point.key}.txt)"
+        self.failures[point.name] = what + reason
+        # The methods that came before the one that failed, if there are any.
+        with suppress(ConfigurationError, FileNotFoundError):
+            self._collect(point)
+        _log.warning("%s failed: %s%s", point.name, what, reason)
+
+    def _collect(self, point: Point) -> None:
+        folder = self._folder(point)
+        own = {
+            **point.texts,
+            "seed": point.seed,
+            "repeat": point.repeat,
+            "folder": os.path.relpath(folder, self.folder),
+        }
+        results = collect_results(RunFolder(folder))
+        self.rows[point.key] = [{**own, **row} for row in method_rows(results)]
+
+    def _write(self) -> Sweep:
+        """Write the tables of what there is, in the order of the grid."""
+        rows = [row for point in self.points for row in self.rows.get(point.key, [])]
+        summary = summarize(rows, self.keys)
+        write_table(self.folder / "results.csv", rows, [*self.keys, *COLUMNS])
+        columns = list(summary[0]) if summary else [*self.keys, "method", "repeats"]
+        write_table(self.folder / "summary.csv", summary, columns)
+        state = {
+            **self.settings,
+            "points": [
+                {
+                    "name": point.name,
+                    "folder": os.path.relpath(self._folder(point), self.folder),
+                    "done": point.key in self.rows and point.name not in self.failures,
+                    "failure": self.failures.get(point.name),
+                }
+                for point in self.points
+            ],
+        }
+        write_atomically(self.folder / "sweep.json", (json.dumps(state, indent=2) + "\n").encode())
+        return Sweep(
+            folder=self.folder,
+            keys=self.keys,
+            rows=rows,
+            summary=summary,
+            failures=dict(self.failures),
+        )
+
+
+@dataclass(eq=False)
+class _Clock:
+    """Tells how long the rest of a sweep will take, from how long its parts took so far."""
+
+    points: int
+    recordings: int
+    _points: list[float] = field(default_factory=list)
+    _recordings: list[float] = field(default_factory=list)
+
+    def recorded(self, seconds: float | None) -> None:
+        """Note a recording, or that it was there already."""
+        self.recordings -= 1
+        self._recordings += [] if seconds is None else [seconds]
+
+    def skipped(self, points: int) -> None:
+        """Note that a recording failed, and so the points on it."""
+        self.recordings -= 1
+        self.points -= points
+
+    def did(self, seconds: float) -> None:
+        """Note a point."""
+        self.points -= 1
+        self._points.append(seconds)
+
+    def left(self) -> str:
+        """Say how long the rest will take."""
+        pairs = (self._points, self.points), (self._recordings, self.recordings)
+        left = sum(sum(took) / len(took) * more for took, more in pairs if took)
+        return f", about {_time(left)} left" if self.points else ""
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def _alone(lock: Path, what: Path) -> Iterator[None]:
+    """Keep other processes out of a folder; the lock ends with this one, however it dies."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(
+                f"`{what}` is in use by another sweep. HINT: wait until that is done, and call "
+                "this one again: what is done by then is kept."
+            ) from error
+        yield
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what a recovery left behind, but for what it would go on from."""
+    temporary = target.with_name(target.name + ".copy")
+    for path in (temporary, target):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("checkpoint.npz", "*.tmp"))
+    temporary.rename(target)

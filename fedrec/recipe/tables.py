@@ -1,0 +1,167 @@
+"""The results of a sweep as two tables: every run, and mean and deviation over repeats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedrec._files import write_atomically
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.metrics import REASONS
+
+__all__ = ["COLUMNS", "POISONED", "method_rows", "read_table", "summarize", "write_table"]
+
+#: What the poisoned model is called in the column `method`.
+POISONED = "Poisoned"
+
+_FIGURES = (
+    "ter",
+    "asr",
+    "acp",
+    "cp_min",
+    "cp_max",
+    "exact_rounds",
+    *(f"exact_{reason}" for reason in REASONS),
+    "client_bytes",
+    "seconds",
+    "num_excluded",
+    "fnr",
+    "fpr",
+    "history_bytes",
+)
+
+#: Columns of `results.csv` that follow those of the swept keys.
+COLUMNS = ("seed", "repeat", "method", *_FIGURES, "synthetic_data", "folder")
+
+Row = dict[str, Any]
+
+
+def method_rows(results: Mapping[str, Any]) -> list[Row]:
+    """Return one row for the poisoned model and one for every method of a run.
+
+    Args:
+        results: What `results.json` holds.
+
+    Returns:
+        Rows with the columns from `method` on, but for `folder`; what does not apply is `None`.
+
+    Examples:
+        >>> method = {"name": "A", "ter": 0.1, "asr": None, "acp": 75.0, "cp_min": 70.0,
+        ...     "cp_max": 80.0, "exact_rounds_by_reason": {"warmup": 2.0, "final": 0.5},
+        ...     "client_bytes": 80, "seconds": 1.5, "excluded": ["a", "b"]}
+        >>> results = {"poisoned": {"ter": 0.9, "asr": None}, "detection": None,
+        ...     "methods": [method], "history": {"bytes": 1000}, "synthetic_data": False}
+        >>> [(r["method"], r["ter"], r["exact_rounds"]) for r in method_rows(results)]
+        [('Poisoned', 0.9, None), ('A', 0.1, 2.5)]
+    """
+    detection = results["detection"] or {}
+    shared = {
+        "fnr": detection.get("fnr"),
+        "fpr": detection.get("fpr"),
+        "history_bytes": results["history"]["bytes"],
+    }
+    shared["synthetic_data"] = str(results["synthetic_data"]).lower()
+    empty = dict.fromkeys(_FIGURES)
+    rows = [{"method": POISONED, **empty, **results["poisoned"], **shared}]
+    for method in results["methods"]:
+        reasons = {f"exact_{k}": v for k, v in method["exact_rounds_by_reason"].items()}
+        figures = {name: method[name] for name in _FIGURES if name in method}
+        more = {
+            "exact_rounds": sum(reasons.values()),
+            "num_excluded": len(method["excluded"]),
+        }
+        rows.append({"method": method["name"], **empty, **figures, **reasons, **more, **shared})
+    return rows
+
+
+def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
+    """Return mean and standard deviation over repeats.
+
+    Args:
+        rows: Of `results.csv`.
+        keys: The swept keys.
+
+    Returns:
+        A row for every point and method, in the order they come: the keys, `method`, `repeats`,
+        and of every figure its `_mean` and `_std` (of the sample, with one degree of freedom less
+        than repeats; `None` for a single one). A figure that some repeats lack is that of the
+        others.
+
+    Examples:
+        >>> rows = [{"k": "1", "method": "A", "ter": 0.25}, {"k": "1", "method": "A", "ter": 0.75}]
+        >>> row, = summarize(rows, ["k"])
+        >>> row["repeats"], row["ter_mean"], round(row["ter_std"], 4), row["acp_mean"]
+        (2, 0.5, 0.3536, None)
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in (*keys, "method")), []).append(row)
+    summary = []
+    for values, group in groups.items():
+        line: Row = dict(zip((*keys, "method"), values, strict=True))
+        line["repeats"] = len(group)
+        for figure in _FIGURES:
+            found = [row[figure] for row in group if row.get(figure) is not None]
+            line[f"{figure}_mean"] = statistics.fmean(found) if found else None
+            line[f"{figure}_std"] = statistics.stdev(found) if len(found) > 1 else None
+        summary.append(line)
+    return summary
+
+
+def write_table(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Write rows to a CSV file; `None` is an empty cell, and numbers keep all of their digits.
+
+    Args:
+        path: The file.
+        rows: The rows.
+        columns: The columns, in order.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_table(path: str | Path) -> tuple[list[Row], list[str]]:
+    """Read `results.csv`.
+
+    Args:
+        path: The file, or the folder of a sweep.
+
+    Returns:
+        The rows, with figures as numbers and everything else as text; and the swept keys.
+
+    Raises:
+        ConfigurationError: If it is no such file.
+    """
+    path = Path(path)
+    path = path / "results.csv" if path.is_dir() else path
+    hint = "`fedrec sweep RECIPE key=value,value` makes one."
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows: list[Row] = list(reader)
+            columns = list(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        wanted = expected("SWEEP", "the folder of a sweep or its results.csv", str(path), hint=hint)
+        raise ConfigurationError(wanted) from error
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing:
+        raise ConfigurationError(
+            f"Expected `{path}` to have the columns of a sweep, but it lacks "
+            f"{', '.join(missing)}. HINT: {hint}"
+        )
+    for row in rows:
+        for figure in _FIGURES:
+            try:
+                row[figure] = float(row[figure]) if row[figure] else None
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{path}: {expected(figure, 'a number', row[figure])}"
+                ) from error
+    return rows, columns[: columns.index("seed")]

@@ -1,0 +1,112 @@
+"""A run folder, as a page needs it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedrec.estimate_errors import EstimateError, read_estimate_errors
+from fedrec.metrics_log import read_metrics
+from fedrec.recipe.schema import folder_name, label_of
+from fedrec.report.curves import Series
+
+__all__ = ["REFERENCE", "Run", "styles_of"]
+
+#: CSS class of what methods are compared with.
+REFERENCE = "scratch-line"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds.
+
+    Args:
+        folder: A run folder with `results.json`.
+    """
+
+    folder: Path
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """Content of `results.json`."""
+        found: dict[str, Any] = self._json("results.json")
+        return found
+
+    @property
+    def name(self) -> str:
+        """Name of the recipe."""
+        return str(self.results["recipe"]["name"])
+
+    @property
+    def methods(self) -> list[dict[str, Any]]:
+        """The recoveries that are done."""
+        found: list[dict[str, Any]] = self.results["methods"]
+        return found
+
+    @property
+    def reference(self) -> dict[str, Any] | None:
+        """The first recovery that trains from scratch, if there is one."""
+        styles = styles_of(self.results["recipe"])
+        return next((m for m in self.methods if styles[m["name"]] == REFERENCE), None)
+
+    @property
+    def detection(self) -> dict[str, Any] | None:
+        """What the detector found, the scores included."""
+        if self.results["detection"] is None:
+            return None
+        found: dict[str, Any] = self._json("detection.json")["result"]
+        return found
+
+    def curves(self, figure: str, styles: Mapping[str, str]) -> list[Series]:
+        """Return `"ter"` or `"asr"` by round, from the back to the front: the first method on top.
+
+        Args:
+            figure: Which column of metrics.csv.
+            styles: CSS class by method.
+        """
+        series = [Series("Poisoned recording", "poisoned", self._points("record", figure))]
+        for name in reversed([m["name"] for m in self.methods]):
+            label = f"{name} (reference)" if styles[name] == REFERENCE else name
+            points = self._points(f"recover/{folder_name(name)}", figure)
+            series.append(Series(label, styles[name], points))
+        return [s for s in series if s.points]
+
+    def cost_savings(self, method: str) -> dict[str, float]:
+        """Return the cost-saving percentage of every client that remains in a recovery."""
+        stored = self._json(f"recover/{folder_name(method)}/result.json", {})
+        return dict(stored.get("result", {}).get("cp", {}))
+
+    def estimate_errors(self, method: str) -> list[EstimateError]:
+        """Return the estimates of a recovery that were compared with exact updates."""
+        path = self.folder / "recover" / folder_name(method) / "diagnostics.csv"
+        return [row for row in read_estimate_errors(path) if math.isfinite(row.relative_error)]
+
+    def _points(self, folder: str, figure: str) -> list[tuple[float, float]]:
+        rows = read_metrics(self.folder / folder / "metrics.csv")
+        return [(row["round"], row[figure]) for row in rows if figure in row]
+
+    def _json(self, name: str, default: Any = None) -> Any:
+        path = self.folder / name
+        if default is not None and not path.exists():
+            return default
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def styles_of(*recipes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the CSS class of every method; it keeps its colour throughout a page.
+
+    Args:
+        *recipes: Resolved recipes.
+    """
+    styles: dict[str, str] = {}
+    for node in [node for recipe in recipes for node in recipe.get("recoverers") or []]:
+        path = node["class_path"] if isinstance(node, Mapping) else node
+        reference = str(path).rpartition(".")[2] == "TrainFromScratch"
+        taken = sum(style.startswith("method-") for style in styles.values())
+        styles.setdefault(label_of(node), REFERENCE if reference else f"method-{taken % 8}")
+    return styles

@@ -1,0 +1,289 @@
+"""The sections of a run's page."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedrec.estimate_errors import EstimateError
+from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, value_bars
+from fedrec.report.curves import Series, line_chart, line_key, linear_axis, log_axis
+from fedrec.report.parts import facts, note, number, section, table
+from fedrec.report.run import REFERENCE, Run
+from fedrec.report.table import detection_text, exact_rounds, fraction, percent
+
+__all__ = ["CURVES", "headline", "sections"]
+
+#: Figures that have curves, with the headings of their sections.
+CURVES = {
+    "ter": "Test error rate (TER) by round",
+    "asr": "Attack success rate (ASR) by round",
+}
+
+_COLUMNS = ("Model", "TER", "ASR", "ACP %", "CP % min-max", "Exact rounds", "Client MB", "Seconds")
+
+
+def headline(run: Run) -> str:
+    """Return what stands below the name of a run."""
+    history = run.results["history"]
+    text = (
+        f"{history['clients']} clients, {history['rounds']} rounds, "
+        f"{history['bytes'] / 1e6:,.1f} MB of history. "
+        f"{detection_text(run.results['detection'])}"
+    )
+    return f"<p>{escape(text)}</p>{synthetic(run)}"
+
+
+def synthetic(run: Run) -> str:
+    """Return a warning if a run's data set was made up."""
+    if not run.results.get("synthetic_data"):
+        return ""
+    node = run.results["recipe"].get("data")
+    name = str(node["class_path"] if isinstance(node, Mapping) else node).rpartition(".")[2]
+    return (
+        f'<p class="warning">Synthetic data: {escape(name)} is made up. These figures say nothing '
+        "about the real data set that it stands in for.</p>"
+    )
+
+
+def sections(run: Run, styles: Mapping[str, str]) -> str:
+    """Return all sections of a run.
+
+    Args:
+        run: The run.
+        styles: CSS class by method.
+    """
+    parts = [
+        section("Summary", _summary(run, styles)),
+        section("Beside training from scratch", _figures(run, styles)),
+        *(section(title, _curves(run, figure, styles)) for figure, title in CURVES.items()),
+        section("What recovery costs clients, by reason", _cost(run)),
+        section("Cost saving over clients", _savings(run, styles)),
+        section("Estimated against exact updates", _estimates(run, styles)),
+        section("Detection", _detection(run)),
+        section("History", _history(run)),
+        section("Wall-clock time", _seconds(run)),
+        section("Settings", f'<pre tabindex="0">{escape(_yaml(run))}</pre>'),
+        section(
+            "Execution and versions",
+            facts(
+                "Execution and versions", {**run.results["execution"], **run.results["versions"]}
+            ),
+        ),
+        section("Do it again", _again(run)),
+    ]
+    return "".join(parts)
+
+
+def _summary(run: Run, styles: Mapping[str, str]) -> str:
+    poisoned = run.results["poisoned"]
+    rows = [
+        [
+            f"{line_key('poisoned')}Poisoned model",
+            number(poisoned["ter"], fraction(poisoned["ter"])),
+            number(poisoned["asr"], fraction(poisoned["asr"])),
+            *[""] * 5,
+        ]
+    ]
+    for method in run.methods:
+        style, size = styles[method["name"]], method.get("client_bytes")
+        remark = " <small>(reference)</small>" if style == REFERENCE else ""
+        cp = f"{percent(method['cp_min'])}-{percent(method['cp_max'])}"
+        rows.append(
+            [
+                f"{line_key(style)}{escape(method['name'])}{remark}",
+                number(method["ter"], fraction(method["ter"])),
+                number(method["asr"], fraction(method["asr"])),
+                number(method["acp"], percent(method["acp"])),
+                cp if method["cp_min"] is not None else "-",
+                number(exact_rounds(method), f"{exact_rounds(method):.1f}"),
+                number(size, "-" if size is None else f"{size / 1e6:,.1f}"),
+                number(method["seconds"], f"{method['seconds']:.1f}"),
+            ]
+        )
+    return table("Summary of all models", _COLUMNS, rows) + note(
+        "TER and ASR on the whole test set. ACP: rounds a client is spared, on average, compared "
+        "to training from scratch; CP: the same for single clients. Exact rounds: rounds a client "
+        "computes in, on average. Client MB: what all clients receive and send during recovery."
+    )
+
+
+def _figures(run: Run, styles: Mapping[str, str]) -> str:
+    """Draw TER, ASR and ACP of every model, with a line at train-from-scratch."""
+    reference, poisoned = run.reference, run.results["poisoned"]
+    if not run.methods:
+        return ""
+    blocks = []
+    for figure, title, most, show in (
+        ("ter", "Test error rate (TER)", 0.0, fraction),
+        ("asr", "Attack success rate (ASR)", 0.0, fraction),
+        ("acp", "Average cost-saving percentage (ACP)", 100.0, percent),
+    ):
+        models = [{"name": "Poisoned model", **poisoned}, *run.methods]
+        rows = [
+            (m["name"], styles.get(m["name"], "poisoned"), m[figure], show(m[figure]))
+            for m in models
+            if m.get(figure) is not None
+        ]
+        if not rows:
+            continue
+        line = None if reference is None or figure == "acp" else reference[figure]
+        blocks.append(f"<div><h3>{title}</h3>{value_bars(rows, most, line)}</div>")
+    text = "" if reference is None else f" The line across is {escape(reference['name'])}."
+    return f'<div class="side">{"".join(blocks)}</div>' + note(
+        f"On the whole test set.{text} A model that predicts nothing well has a low ASR, too."
+    )
+
+
+def _curves(run: Run, figure: str, styles: Mapping[str, str]) -> str:
+    series = run.curves(figure, styles)
+    return line_chart(series, CURVES[figure].removesuffix(" by round")) if series else ""
+
+
+def _cost(run: Run) -> str:
+    if not run.methods:
+        return ""
+    return cost_bars(run.methods) + note(
+        "Rounds in which a remaining client had to compute an update, on average."
+    )
+
+
+def _savings(run: Run, styles: Mapping[str, str]) -> str:
+    blocks = []
+    for method in run.methods:
+        savings = list(run.cost_savings(method["name"]).values())
+        if savings:
+            drawn = histogram(savings, "%", styles[method["name"]])
+            blocks.append(f"<div><h3>{escape(method['name'])}</h3>{drawn}</div>")
+    if not blocks:
+        return ""
+    return f'<div class="side">{"".join(blocks)}</div>' + note(
+        "How many of the remaining clients were spared which part of their rounds (CP)."
+    )
+
+
+def _estimates(run: Run, styles: Mapping[str, str]) -> str:
+    """Draw how far estimates are from exact updates, where that was measured."""
+    rows, errors, cosines = [], [], []
+    for method in reversed(run.methods):
+        compared = run.estimate_errors(method["name"])
+        if not compared:
+            continue
+        name, style = method["name"], styles[method["name"]]
+        rounds: dict[int, list[EstimateError]] = {}
+        for row in compared:
+            rounds.setdefault(row.round, []).append(row)
+        worst = [(t, max(r.relative_error for r in found)) for t, found in rounds.items()]
+        middle = [(t, statistics.median(r.relative_error for r in f)) for t, f in rounds.items()]
+        errors += [
+            Series(f"{name}, worst client", f"{style} faint", worst),
+            Series(f"{name}, median", style, middle),
+        ]
+        lowest = [(t, min(r.cosine for r in found)) for t, found in rounds.items()]
+        central = [(t, statistics.median(r.cosine for r in found)) for t, found in rounds.items()]
+        cosines += [
+            Series(f"{name}, worst client", f"{style} faint", lowest),
+            Series(f"{name}, median", style, central),
+        ]
+        all_errors = [r.relative_error for r in compared]
+        all_cosines = [r.cosine for r in compared]
+        figures = [statistics.median(all_errors), max(all_errors)]
+        figures += [statistics.median(all_cosines), min(all_cosines)]
+        cells = [number(value, f"{value:.3f}") for value in figures]
+        rows.append([f"{line_key(style)}{escape(name)}", f"{len(compared):,}", *cells])
+    if not rows:
+        return ""
+    heads = (
+        "Method",
+        "Compared",
+        "Error, median",
+        "Error, worst",
+        "Cosine, median",
+        "Cosine, worst",
+    )
+    flat = [v for s in errors for _, v in s.points], [v for s in cosines for _, v in s.points]
+    return (
+        table("Estimated against exact updates", heads, rows[::-1])
+        + "<h3>Relative error by round</h3>"
+        + line_chart(errors, "Relative error of estimated updates", log_axis(flat[0]))
+        + "<h3>Cosine by round</h3>"
+        + line_chart(cosines, "Cosine of estimated and exact updates", linear_axis(flat[1]))
+        + note(
+            "Relative error: distance of a client's estimated from its exact update, divided by "
+            "the length of the exact one. Measured in simulation (<code>diagnose</code>), charged "
+            "to no client, without any influence on the recovery; of estimates that were used."
+        )
+    )
+
+
+def _detection(run: Run) -> str:
+    found = run.detection
+    if found is None:
+        return ""
+    text = f"<p>{escape(detection_text(run.results['detection']))}</p>"
+    seen = set(found.get("seen", found["scores"]))
+    truth, flagged = set(found["truth"]) & seen, set(found["malicious"])
+    for what, clients in (
+        ("Missed (false negatives)", sorted(truth - flagged)),
+        ("False alarms (false positives)", sorted(flagged - truth)),
+    ):
+        names = ", ".join(clients) if clients else "none"
+        text += f"<p>{what}: {escape(names)}.</p>"
+    return text + (score_bars(found) if found["scores"] else "")
+
+
+def _history(run: Run) -> str:
+    history = run.results["history"]
+    rows = {
+        "size on disk": f"{history['bytes'] / 1e6:,.1f} MB",
+        "size per round": f"{history['bytes'] / 1e6 / max(history['rounds'], 1):,.3f} MB",
+        "rounds": history["rounds"],
+        "clients": history["clients"],
+    }
+    if "codec" in history:
+        kept = ", ".join(f"{key}={value}" for key, value in history["keep"].items())
+        rows |= {
+            "parameters of the model": f"{history['parameters']:,}",
+            "codec of updates": history["codec"],
+            "updates kept": kept or "all",
+            "encryption": history["encryption"] or "none",
+        }
+    return facts("History", rows)
+
+
+def _seconds(run: Run) -> str:
+    recording = run.results.get("recording", {})
+    steps = []
+    if recording.get("client_seconds") is not None:
+        clients = {"record": recording["client_seconds"]}
+        steps.append(("Recording", recording["seconds"], clients))
+    steps += [
+        (method["name"], method["seconds"], method["client_seconds"])
+        for method in run.methods
+        if method.get("client_seconds") is not None
+    ]
+    if not steps:
+        return ""
+    return seconds_bars(steps) + note(
+        "Clients are simulated here: their seconds are those of this machine, for all of them "
+        "together, the attack included. Server: everything else, reading and writing the history "
+        "included; evaluation is left out. Of an interrupted recording, the last part."
+    )
+
+
+def _yaml(run: Run) -> str:
+    recipe: Any = dict(run.results["recipe"])
+    return OmegaConf.to_yaml(OmegaConf.create(recipe))
+
+
+def _again(run: Run) -> str:
+    command = ["fedrec", "run", str(run.folder / "recipe.yaml"), f"name={run.name}-again"]
+    return f'<pre tabindex="0">{escape(shlex.join(command))}</pre>' + note(
+        "With the same versions, execution and seed, the same figures come out. "
+        "A recipe with classes of your own needs <code>--allow</code> as well."
+    )

@@ -1,0 +1,112 @@
+"""`fedrec sweep` and `fedrec plot`: words, exit codes, pictures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedrec.cli.main import main
+from fedrec.recipe.tables import COLUMNS, write_table
+
+_RECIPE = """
+data: {class_path: Digits, init_args: {num_clients: 5}}
+model: {class_path: MLP, init_args: {in_features: 64, hidden: [4]}}
+federation: {malicious: 1, batch_size: 8}
+aggregator: Median
+detector: KnownMalicious
+record: {max_rounds: 6, server_lr: 0.5}
+loop: {accelerator: cpu}
+recoverers:
+  - {class_path: FedRecover, init_args: {warmup_rounds: 3, final_rounds: 1}}
+  - TrainFromScratch
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "small.yaml").write_text(_RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def test_sweep_and_plot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", "small.yaml", "aggregator=Median,FedAvg", "--repeats", "2"]
+    assert main([*words, "recoverers=[HistoricalOnly]", "--dry-run", "name=two"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1] == "4 points on 4 recordings."
+    assert [line.split()[1] for line in out[:-1]] == ["missing"] * 4
+    assert out[0].endswith("aggregator=Median, seed=0")
+    assert not (here / "runs").exists()
+
+    assert main([*words, "recoverers=[HistoricalOnly]", "name=two", "--no-progress"]) == 0
+    out, err = capsys.readouterr()
+    assert " ± " in out
+    assert "runs/two/results.csv" in out
+    assert "[4/4] aggregator=FedAvg, seed=1: done in" in err
+    assert main([*words, "recoverers=[HistoricalOnly]", "name=two", "--dry-run"]) == 0
+    assert "missing" not in capsys.readouterr().out
+
+    for kind in ("values", "cost", "cp"):
+        assert main(["plot", "runs/two", "--kind", kind]) == 0
+        assert capsys.readouterr().out == f"runs/two/{kind}.svg\n"
+        first = (here / "runs" / "two" / f"{kind}.svg").read_bytes()
+        again = ["plot", "runs/two/results.csv", "--kind", kind, "-o", "again.svg"]
+        assert main(again) == 0
+        assert (here / "again.svg").read_bytes() == first
+        capsys.readouterr()
+    run = next((here / "runs" / "two").glob("recordings/*/points/*"))
+    assert main(["plot", str(run), "-o", "cp.png"]) == 0
+    assert (here / "cp.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_point_that_fails_is_listed_and_the_exit_code_says_so(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "small.yaml", "recover.exclude=[client-1],[nobody]", "--no-progress"]
+    assert main([*words, "recoverers=[HistoricalOnly]"]) == 1
+    out = capsys.readouterr().out
+    assert "1 points failed; the same command tries them again:" in out
+    assert '  exclude=["nobody"]: Expected `exclude` to be ids of recorded clients' in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "small.yaml"], "`grid` to be more than one point"),
+        (["sweep", "small.yaml", "aggregator=Median"], "`grid` to be more than one point"),
+        (["sweep", "small.yaml", "aggregator=Median,"], "values with a comma between"),
+        (["sweep", "small.yaml", "agregator=Median,Krum"], "Did you mean `aggregator`"),
+        (["plot", "nothing"], "the folder of a sweep or its results.csv"),
+        (["plot", "small.yaml"], "lacks seed, repeat"),
+    ],
+)
+def test_mistakes(
+    here: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_columns_that_are_not_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"a.b": "1", "a.c": "2", "method": "X", "ter": 0.5}
+    write_table(here / "results.csv", [row], ["a.b", "a.c", *COLUMNS])
+    for words, message in (
+        (["--x", "d"], "`x` to be a column of the results"),
+        (["--y", "tre"], "Did you mean `ter`"),
+        (["--where", "b=3"], "`a.b` to be a value that was swept"),
+        (["-o", "figure.bmp"], "a .png, .svg or .pdf file"),
+    ):
+        assert main(["plot", "results.csv", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_without_matplotlib(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_table(here / "results.csv", [{"k": "1", "method": "X", "ter": 0.5}], ["k", *COLUMNS])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", "results.csv"]) == 2
+    assert "pip install 'fedrec[plot]'" in capsys.readouterr().err
