@@ -25,6 +25,9 @@ from fedrec.report import print_results, write_comparison, write_report
 
 __all__ = ["COMMANDS", "Command"]
 
+# Of a federation with more clients, `validate` shows how their ids look.
+_MOST_NAMED = 20
+
 # An exit code, or nothing for 0.
 Command = Callable[[argparse.Namespace], int | None]
 
@@ -89,8 +92,9 @@ def _validate(args: argparse.Namespace) -> None:
             markup=False,
             highlight=False,
         )
-    ids = ", ".join(build_parts(recipe).data.client_ids)
-    console.print(f"Its clients are {ids}.", markup=False, highlight=False, soft_wrap=True)
+    ids = build_parts(recipe).data.client_ids
+    named = ", ".join(ids) if len(ids) <= _MOST_NAMED else f"{ids[0]}, {ids[1]}, ..., {ids[-1]}"
+    console.print(f"Its clients are {named}.", markup=False, highlight=False, soft_wrap=True)
 
 
 def _forecast(recipe: Recipe) -> Forecast | None:

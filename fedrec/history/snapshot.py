@@ -43,7 +43,7 @@ _EXACT = Float32Codec()
 _LARGE = 2**16
 # What a thread reads in one call, and checks while the processor's cache has it. Fewer calls wait
 # less for Python's lock.
-_AT_ONCE = 2**20
+_AT_ONCE = 2**21
 # Updates of which the first and the last are looked up.
 _IN_A_ROW = 2**24
 
