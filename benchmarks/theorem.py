@@ -114,6 +114,7 @@ class Exact(Measured):
 
 
 def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]]:
+    """Return rows of one problem: what was estimated, M, the bound and the distances."""
     data = Digits(num_clients=20)
     clients = []
     for client_id, part in data.client_datasets().items():
@@ -163,8 +164,9 @@ def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]
 
 
 def main() -> None:
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument(
         "--decay", type=float, default=0.1, help="weight decay, the mu of the losses"
     )
