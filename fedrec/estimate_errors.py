@@ -20,7 +20,7 @@ __all__ = ["EstimateError", "EstimateErrors", "read_estimate_errors"]
 class EstimateError(NamedTuple):
     r"""One estimated update beside the exact one.
 
-    Args:
+    Attributes:
         client_id: Whose update it is.
         round: Round of the recovery.
         relative_error: $\lVert \hat g - g \rVert / \lVert g \rVert$.

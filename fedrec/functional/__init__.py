@@ -44,12 +44,12 @@ from fedrec.functional.outliers import (
     principal_coordinates,
     robust_distances,
 )
-from fedrec.functional.recovery_bound import recovery_bound
 from fedrec.functional.relative_errors import relative_errors
 from fedrec.functional.sensitivity import certified_sensitivity, removal_effect
 from fedrec.functional.server_optimizers import adaptive_server_step
 from fedrec.functional.signs import sign_votes
 from fedrec.functional.spectral import covariance_bound_agnostic_filter, spectral_scores
+from fedrec.functional.theorem import recovery_bound
 from fedrec.functional.trim import trim_attack, trim_attack_partial
 from fedrec.functional.trust import trust_scores
 from fedrec.functional.two_means import two_means
