@@ -1,11 +1,21 @@
-"""Writing files that are whole whenever one looks."""
+"""Writing files that are whole whenever one looks, and what goes into them."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["write_atomically"]
+__all__ = ["csv_text", "write_atomically"]
+
+
+def csv_text(lines: Iterable[Sequence[object]]) -> str:
+    """Return lines of CSV, each with its line feed."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:

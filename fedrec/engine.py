@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
+from fedrec.functional._finite import nonfinite_rows
 from fedrec.functional.order_statistics import choose_kernel
 from fedrec.server_training import require_lightning, server_client, trained
 from fedrec.types import (
@@ -245,13 +245,8 @@ class Engine:
         if sent.buffers is not None and self.averages_buffers:
             parts["buffers"] = sent.buffers
         for what, rows in parts.items():
-            # Only where a sum is not finite a closer look is needed: it may have overflowed.
-            if math.isfinite(rows.sum().item()):
-                continue
-            suspects = (~torch.isfinite(rows.sum(dim=1))).nonzero().flatten().tolist()
-            for i in suspects:
-                if not bool(torch.isfinite(rows[i]).all()):
-                    refused[sent.client_ids[i]] = f"the {what} has NaN or infinity"
+            for i in nonfinite_rows(rows):
+                refused[sent.client_ids[i]] = f"the {what} has NaN or infinity"
         if len(refused) > len(sent.refused):
             keep = [c for c in sent.client_ids if c not in refused]
             sent = dataclasses.replace(_select(sent, keep), refused=refused)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from torch import Tensor
 
-from fedrec._files import write_atomically
+from fedrec._files import csv_text, write_atomically
 from fedrec.functional.consistency import row_cosines
 from fedrec.functional.relative_errors import relative_errors
 
@@ -97,10 +96,10 @@ class EstimateErrors:
         if self._path is None:
             return
         if self._file is None:
-            write_atomically(self._path, _text([EstimateError._fields, *self.rows]).encode())
+            write_atomically(self._path, csv_text([EstimateError._fields, *self.rows]).encode())
             self._file = self._path.open("a", newline="", encoding="utf-8")
         else:
-            self._file.write(_text(rows))
+            self._file.write(csv_text(rows))
             self._file.flush()
 
     def close(self) -> None:
@@ -108,9 +107,3 @@ class EstimateErrors:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _text(lines: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()

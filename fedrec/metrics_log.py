@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from fedrec._files import write_atomically
+from fedrec._files import csv_text, write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["MetricsLog", "read_metrics"]
@@ -84,7 +83,7 @@ class MetricsLog:
         names = [name for row in self.rows for name in row]
         self._columns = list(dict.fromkeys(["round", "ter", "asr", *names])) if names else []
         lines = [self._columns, *map(self._cells, self.rows)] if names else []
-        write_atomically(path, _text(lines).encode())
+        write_atomically(path, csv_text(lines).encode())
         return path.open("a", newline="", encoding="utf-8")
 
     def _cells(self, row: Mapping[str, float]) -> list[str]:
@@ -101,7 +100,7 @@ class MetricsLog:
         self.rows.append(row)
         if self._file is not None and self._path is not None:
             if row.keys() <= set(self._columns):
-                self._file.write(_text([self._cells(row)]))
+                self._file.write(csv_text([self._cells(row)]))
                 self._file.flush()
             else:
                 self._file.close()
@@ -122,9 +121,3 @@ class MetricsLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _text(lines: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()

@@ -17,6 +17,7 @@ __all__ = ["main"]
 
 _RECIPE = "recipe file (YAML)"
 _RUN = "run folder, such as runs/quickstart"
+_ALLOW = "let the recipe use the classes of this module or package of yours; repeatable"
 
 _COMMANDS = {
     "run": ("record, detect, recover and report; goes on where an earlier run stopped", _RECIPE),
@@ -120,13 +121,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="key=value",
             help="overrides: a dotted key of the recipe (recoverers.0.label) and a YAML value",
         )
-        sub.add_argument(
-            "--allow",
-            action="append",
-            default=[],
-            metavar="MODULE",
-            help="let the recipe use the classes of this module or package of yours; repeatable",
-        )
+        _add_allow(sub, _ALLOW)
         if name == "detect":
             sub.add_argument(
                 "--detector",
@@ -151,6 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_listing(commands)
     _add_history(commands)
     return parser
+
+
+def _add_allow(sub: argparse.ArgumentParser, about: str) -> None:
+    sub.add_argument("--allow", action="append", default=[], metavar="MODULE", help=about)
 
 
 def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -182,13 +181,7 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="remove the history of a recording once all of its points are done",
     )
     sub.add_argument("--dry-run", action="store_true", help="list the points and do nothing")
-    sub.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="let the recipe use the classes of this module or package of yours; repeatable",
-    )
+    _add_allow(sub, _ALLOW)
     sub.add_argument("--no-progress", action="store_true", help="no progress bars")
     sub.add_argument("--debug", action="store_true", help="show where an error comes from")
 
@@ -232,13 +225,7 @@ def _add_listing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         else:
             sub.add_argument("target", metavar="NAME", help="class name, such as TrimmedMean")
         sub.add_argument("--json", action="store_true", help="print JSON")
-        sub.add_argument(
-            "--allow",
-            action="append",
-            default=[],
-            metavar="MODULE",
-            help="add the classes of this module or package of yours; repeatable",
-        )
+        _add_allow(sub, "add the classes of this module or package of yours; repeatable")
         sub.add_argument("--debug", action="store_true", help="show where an error comes from")
 
 
@@ -272,12 +259,8 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
             )
         if name == "export":
             sub.add_argument("folder", metavar="FOLDER", help="folder to make")
-        sub.add_argument(
-            "--allow",
-            action="append",
-            default=[],
-            metavar="MODULE",
-            help="import this module of yours, which registers the history's codec; repeatable",
+        _add_allow(
+            sub, "import this module of yours, which registers the history's codec; repeatable"
         )
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.add_argument("--no-progress", action="store_true", help="no progress bar")

@@ -31,7 +31,6 @@ class LocalOptimizer:
         module: LightningModule whose `configure_optimizers` is called.
         local_lr: What to divide the accumulated steps by; `None` for the optimiser's one learning
             rate.
-
         lr: Learning rate to set, kept constant; `None` for the optimiser's own.
 
     Raises:

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from fedrec.data.datamodule import FederatedDataModule
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.data.partitioners.by_user import ByUser
+from fedrec.data.root import check_root, data_root
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import numpy_generator
 
@@ -87,8 +88,7 @@ class HAR(FederatedDataModule):
         server_beta: float | None = None,
     ) -> None:
         super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
-        if not isinstance(root, str | os.PathLike | None):
-            raise ConfigurationError(expected("root", "a path or None", root))
+        check_root(root)
         self.root = root
         self._by_person = partitioner is None
 
@@ -116,7 +116,7 @@ class HAR(FederatedDataModule):
 
     def _find(self) -> _Place:
         """Return the folder that the files lie in."""
-        root = Path(self.root or os.environ.get("FEDREC_DATA") or "data")
+        root = data_root(self.root)
         for folder in (root / "har", root):
             for name in (f"{_FOLDER}.zip", _OUTER):
                 if (folder / name).is_file():

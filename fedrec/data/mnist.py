@@ -15,6 +15,7 @@ from fedrec._checks import check_int
 from fedrec.data.datamodule import FederatedDataModule
 from fedrec.data.idx import read_idx
 from fedrec.data.partitioners.base import Partitioner
+from fedrec.data.root import check_root, data_root
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import numpy_generator
 
@@ -66,8 +67,7 @@ class MNIST(FederatedDataModule):
         server_beta: float | None = None,
     ) -> None:
         super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
-        if not isinstance(root, str | os.PathLike | None):
-            raise ConfigurationError(expected("root", "a path or None", root))
+        check_root(root)
         if max_samples is not None:
             check_int("max_samples", max_samples, minimum=1)
         self.root = root
@@ -89,7 +89,7 @@ class MNIST(FederatedDataModule):
 
     def _find(self) -> dict[str, Path]:
         """Return the path of each of the four files, by name without `.gz`."""
-        root = Path(self.root or os.environ.get("FEDREC_DATA") or "data")
+        root = data_root(self.root)
         missing: list[list[str]] = []
         for folder in self.folders:
             found = {}

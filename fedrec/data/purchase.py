@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedrec._checks import check_int
 from fedrec.data.datamodule import FederatedDataModule
 from fedrec.data.partitioners.base import Partitioner
+from fedrec.data.root import check_root, data_root
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import numpy_generator, torch_generator
 
@@ -134,13 +135,12 @@ class Purchase(_Records):
         server_beta: float | None = None,
     ) -> None:
         super().__init__(num_clients, partitioner, seed, num_train, server_samples, server_beta)
-        if not isinstance(root, str | os.PathLike | None):
-            raise ConfigurationError(expected("root", "a path or None", root))
+        check_root(root)
         self.root = root
 
     def records(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Read the file."""
-        root = Path(self.root or os.environ.get("FEDREC_DATA") or "data")
+        root = data_root(self.root)
         paths = [folder / name for folder in (root / "purchase", root) for name in _NAMES]
         path = next((path for path in paths if path.is_file()), None)
         if path is None:

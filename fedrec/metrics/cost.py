@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 from array import array
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedrec._checks import check_int
-from fedrec._files import write_atomically
+from fedrec._files import csv_text, write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["REASONS", "CostEntry", "CostLedger"]
@@ -163,11 +162,7 @@ class CostLedger:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one line per entry, in order, under a line with the names of the columns."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(CostEntry._fields)
-        writer.writerows(self.entries)
-        write_atomically(Path(path), text.getvalue().encode())
+        write_atomically(Path(path), csv_text([CostEntry._fields, *self.entries]).encode())
 
     @classmethod
     def from_csv(cls, path: str | os.PathLike[str], num_rounds: Mapping[str, int]) -> CostLedger:
