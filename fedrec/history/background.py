@@ -9,27 +9,33 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
+from fedrec.exceptions import HistoryError
 from fedrec.history.base import HistoryStore
+from fedrec.history.conversion import is_small
 from fedrec.types import RoundRecord
 
 __all__ = ["BackgroundWriter", "RoundReader", "read_ahead"]
 
-# Reading less than this takes less time than handing it to a thread.
-_SMALL_ROUND = 2**20
 # As a niceness: a tenth of the time of one that computes where both want the same processor.
 _NICER = 10
+# Rounds that are not yet stored, and their bytes, if it is more than one.
+_MOST_ROUNDS = 8
+_MOST_BYTES = 2**22
+_ALL_ROOM = _MOST_BYTES + 1
 
 
 class BackgroundWriter:
-    """Writes rounds in order, one while the next one is computed.
+    """Writes rounds in order, while others are computed.
 
-    At most one round waits: `write` returns at once if the round before is stored, and when it is
-    otherwise. So memory stays at two rounds, however slow the disk. What a small round takes of
-    Python's lock is taken before `write` returns (`HistoryStore.write_behind`): two threads that
-    fight for the lock take longer than one after the other.
+    A round is handed over when the one before is stored: memory stays at two rounds, however slow
+    the disk. Of small rounds up to 8, or 4 MiB, may wait: those that come while the disk is busy
+    are written together, and wait for it once. What a small round takes of Python's lock is taken
+    before `write` returns, if the disk is idle (`HistoryStore.stage`, `write_staged`): two threads
+    that fight for the lock take longer than one after the other.
 
     Args:
         history: Where to write.
@@ -38,27 +44,70 @@ class BackgroundWriter:
     def __init__(self, history: HistoryStore) -> None:
         self._history = history
         self._thread = ThreadPoolExecutor(1, "fedrec-history-writer", initializer=_give_way)
-        self._pending: Future[None] | None = None
+        self._changed = threading.Condition()
+        self._waiting: list[Any] = []  # for the thread: staged rounds, or one that was not
+        self._sizes: list[int] = []  # of all rounds that are not yet stored
+        self._error: BaseException | None = None
 
     def write(self, record: RoundRecord) -> None:
         """Hand over a round, whose tensors must not change any more.
 
         Raises:
-            HistoryError: If the round before could not be stored.
+            HistoryError: If it, or one before it, cannot be stored.
         """
-        self.wait()
         if self._history.in_memory:
             self._history.write_round(record)
-        else:
-            may_go_on = threading.Event()
-            self._pending = self._thread.submit(self._write, record, may_go_on)
+            return
+        size = record.updates.nbytes if is_small(record) else _ALL_ROOM
+        self._wait_for_room(size)
+        try:
+            staged = self._history.stage(record)
+        except HistoryError:
+            self.wait()  # raises if one before it could not be stored
+            raise
+        if staged is None:
+            size = _ALL_ROOM
+            self._wait_for_room(size)
+        may_go_on = threading.Event()
+        with self._changed:
+            self._waiting.append(record if staged is None else staged)
+            self._sizes.append(size)
+            is_idle = len(self._sizes) == 1
+        self._thread.submit(self._write, may_go_on)
+        if is_idle:
             may_go_on.wait()
 
-    def _write(self, record: RoundRecord, may_go_on: threading.Event) -> None:
+    def _wait_for_room(self, size: int) -> None:
+        def there_is() -> bool:
+            few = len(self._sizes) < _MOST_ROUNDS and sum(self._sizes) + size <= _MOST_BYTES
+            return few or not self._sizes
+
+        with self._changed:
+            self._changed.wait_for(there_is)
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write(self, may_go_on: threading.Event) -> None:
+        """Write all that waits."""
+        with self._changed:
+            taken, self._waiting = self._waiting, []
+        stored = len(taken)
         try:
-            self._history.write_behind(record, may_go_on.set)
-        finally:
-            may_go_on.set()
+            if taken and isinstance(taken[0], RoundRecord):  # alone, as it took all the room
+                may_go_on.set()
+                self._history.write_round(taken[0])
+            elif taken:
+                self._history.write_staged(taken, may_go_on.set)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that computes
+            with self._changed:
+                self._error = error
+                self._waiting = []  # they were to come behind it
+                stored = len(self._sizes)
+        with self._changed:
+            del self._sizes[:stored]
+            self._changed.notify_all()
+        may_go_on.set()
 
     def wait(self) -> None:
         """Return when all that was handed over is stored.
@@ -66,9 +115,7 @@ class BackgroundWriter:
         Raises:
             HistoryError: If it could not be stored.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        self._wait_for_room(_ALL_ROOM)
 
     def close(self) -> None:
         """Wait, and end the thread."""
@@ -131,7 +178,7 @@ class RoundReader:
         record = ahead[1].result() if ahead is not None and ahead[0] == t else self._read(t)
         self._current = record
         following = self._next.get(t)
-        if following is not None and record.updates.nbytes >= _SMALL_ROUND:
+        if following is not None and not is_small(record):
             self._ahead = following, self._thread.submit(self._read, following)
         return record
 

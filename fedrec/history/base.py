@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from fedrec.exceptions import HistoryFormatError
 from fedrec.history.manifest import Manifest
@@ -62,15 +62,34 @@ class HistoryStore(ABC):
             HistoryFullError: If there is no room; all earlier rounds are intact.
         """
 
-    def write_behind(self, record: RoundRecord, may_go_on: Callable[[], None]) -> None:
-        """Append a round, in another thread than that which computes the next one.
+    def stage(self, record: RoundRecord) -> Any:
+        """Do what can be done of `write_round` before it is the round's turn to be written.
+
+        Whoever computes rounds calls this, and another thread `write_staged`.
 
         Args:
-            record: As for `write_round`.
-            may_go_on: Called once, when computing may go on: at once, unless a store knows better.
+            record: As for `write_round`, but the number of rounds stored and staged so far.
+
+        Returns:
+            What `write_staged` takes, or `None` where `write_round` is to do it all.
+
+        Raises:
+            HistoryError: As `write_round`.
+            ShapeError: As `write_round`.
         """
-        may_go_on()
-        self.write_round(record)
+        return None
+
+    def write_staged(self, staged: Sequence[Any], may_go_on: Callable[[], None]) -> None:
+        """Append rounds that were staged; when this returns, they are as safe as can be.
+
+        Args:
+            staged: What `stage` returned, in the order of the rounds.
+            may_go_on: Called when computing may go on, if it waits for that.
+
+        Raises:
+            HistoryFullError: If there is no room; all earlier rounds are intact.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:

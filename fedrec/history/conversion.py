@@ -13,7 +13,15 @@ from fedrec.exceptions import ShapeError
 from fedrec.history.rounds import RoundArrays
 from fedrec.types import RoundRecord
 
-__all__ = ["host_memory", "to_arrays", "to_record"]
+__all__ = ["host_memory", "is_small", "to_arrays", "to_record"]
+
+# Of a smaller round more time is spent in Python than in copying.
+_SMALL = 2**20
+
+
+def is_small(record: RoundRecord) -> bool:
+    """Tell whether a round is not worth a thread of its own to encode or to read it."""
+    return record.updates.nbytes < _SMALL
 
 
 def host_memory(size: int) -> NDArray[np.float32]:

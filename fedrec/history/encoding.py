@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrec.history.codecs import Codec, Float32Codec
+from fedrec.history.codecs.rows import map_rows
 from fedrec.history.recording import (
     AGGREGATE,
     BUFFERS,
@@ -19,7 +20,7 @@ from fedrec.history.recording import (
 )
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
 
-__all__ = ["Stored", "Value", "encode", "round_entry", "split", "values_of"]
+__all__ = ["Stored", "Value", "as_stored", "encode", "round_entry", "split", "values_of"]
 
 # Bytes of updates that a core's second-level cache holds.
 _SMALL = 2**20
@@ -78,6 +79,24 @@ def encode(recording: Recording, t: int, value: Value) -> Stored:
         t, value.client_index, payload, codec=codec.id, dtype=FLOAT32, size=size
     )
     return Stored(data, f"{checksum:016x}", max_error, bound)
+
+
+def as_stored(codec: Codec, updates: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return updates as they come back from a store with this codec.
+
+    Shape:
+        - `updates`: $(m, d)$.
+    """
+    if codec.lossless:
+        return updates
+    decoded = np.empty_like(updates)
+
+    def there_and_back(k: int) -> None:
+        payload = codec.encode(np.ascontiguousarray(updates[k])).payload
+        codec.decode(memoryview(payload), decoded[k])
+
+    map_rows(there_and_back, range(len(updates)), updates.nbytes)
+    return decoded
 
 
 def split(values: list[Value], num_bytes: int) -> Iterator[list[Value]]:

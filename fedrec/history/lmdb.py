@@ -12,16 +12,15 @@ import torch
 
 from fedrec.history.base import HistoryStore
 from fedrec.history.buffers import Buffers
-from fedrec.history.conversion import host_memory, to_arrays, to_record
+from fedrec.history.codecs import CODECS
+from fedrec.history.conversion import host_memory, is_small, to_arrays, to_record
 from fedrec.history.damage import Damage
+from fedrec.history.encoding import as_stored
 from fedrec.history.manifest import Manifest
 from fedrec.history.store import RoundStore
 from fedrec.types import RoundRecord
 
 __all__ = ["LMDBHistory"]
-
-# Of a smaller round more time is spent in Python than in copying.
-_SMALL_ROUND = 2**20
 
 
 class LMDBHistory(HistoryStore):
@@ -180,18 +179,34 @@ class LMDBHistory(HistoryStore):
         """
         self._store.write_round(to_arrays(record))
 
-    def write_behind(self, record: RoundRecord, may_go_on: Callable[[], None]) -> None:
-        """Append a round as `write_round` does.
+    def stage(self, record: RoundRecord) -> Any:
+        """Do all of `write_round` but to write, if the round is small.
+
+        Raises:
+            ForgottenError: If one of its clients was forgotten.
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+            HistoryError: If it is not the next round, names an unknown client or one twice, or
+                has numbers that are not finite.
+            ShapeError: If a shape or dtype differs from the manifest's.
+            HistoryLockedError: If another process, or another store, is writing.
+        """
+        return self._store.stage(to_arrays(record)) if is_small(record) else None
+
+    def write_staged(self, staged: Sequence[Any], may_go_on: Callable[[], None]) -> None:
+        """Append rounds that were staged, in one transaction; then they survive a power cut.
+
+        If there is no room for all of them, they are written one by one as far as there is.
 
         Args:
-            record: The round.
-            may_go_on: Called at once, or for a small round when all is done but to make it durable,
-                which takes no more of Python's lock.
+            staged: What `stage` returned, in the order of the rounds.
+            may_go_on: Called when all is done but to make them durable, which takes no more of
+                Python's lock.
+
+        Raises:
+            HistoryFullError: If there is no room; all earlier rounds are intact.
+            HistoryError: If they cannot be written.
         """
-        if record.updates.nbytes < _SMALL_ROUND:
-            self._store.write_round(to_arrays(record), may_go_on)
-        else:
-            super().write_behind(record, may_go_on)
+        self._store.write_staged(staged, may_go_on)
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
         """Read a round; the result owns its memory.
@@ -242,7 +257,7 @@ class LMDBHistory(HistoryStore):
     def as_stored(self, record: RoundRecord) -> RoundRecord:
         """Return a round that is to be written as `read_round` would return it afterwards."""
         arrays = to_arrays(record)
-        updates = self._store.as_stored(self.manifest, arrays.updates)
+        updates = as_stored(CODECS[self.manifest.codec], arrays.updates)
         if updates is arrays.updates:
             return record
         return replace(record, updates=torch.from_numpy(updates).to(record.updates.device))

@@ -6,40 +6,34 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedrec._checks import check_choice, check_int
-from fedrec.exceptions import ConfigurationError, HistoryError, HistoryFormatError, expected
+from fedrec.exceptions import (
+    ConfigurationError,
+    HistoryError,
+    HistoryFormatError,
+    HistoryFullError,
+    expected,
+)
 from fedrec.history.buffers import Buffers
 from fedrec.history.check import check
 from fedrec.history.codecs import CODECS
 from fedrec.history.codecs.compiled import compiled
-from fedrec.history.codecs.rows import map_rows, stream_rows
 from fedrec.history.damage import Damage, DamagedRecordError
-from fedrec.history.encoding import Stored, encode, round_entry, split, values_of
 from fedrec.history.encryption import CIPHER, Keys, check_source, master_key
 from fedrec.history.environment import DATA, Environment
 from fedrec.history.loading import load
 from fedrec.history.lock import WriterLock
 from fedrec.history.manifest import Manifest
 from fedrec.history.mounts import warn_about
-from fedrec.history.recording import (
-    MANIFEST,
-    ROUND,
-    Recording,
-    canonical,
-    digest,
-    key,
-)
+from fedrec.history.recording import MANIFEST, Recording, digest, key
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.snapshot import Snapshot
-from fedrec.history.space import require_room, require_room_for_all
+from fedrec.history.space import require_room_for_all
+from fedrec.history.staged import StagedRound, append
 
 __all__ = ["RoundStore"]
 
@@ -86,7 +80,9 @@ class RoundStore:
         self.buffers = Buffers()
         self._lock: WriterLock | None = None
         self._recording: Recording | None = None
-        self._tail: tuple[int, str] | None = None  # next round, hash of the round record before
+        # Next round and hash of the round record before: of what is stored, and of what is staged.
+        self._tail: tuple[int, str] | None = None
+        self._ahead: list[tuple[int, str]] = []
         self._unsynced = 0  # rounds written
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
@@ -146,14 +142,8 @@ class RoundStore:
         if not recording.codec.lossless:
             compiled()  # what is missing is compiled now, not while a round is written
 
-    def write_round(
-        self, record: RoundArrays, before_commit: Callable[[], None] | None = None
-    ) -> None:
+    def write_round(self, record: RoundArrays) -> None:
         """Append a round; when this returns, the round survives a power cut (see `sync_every`).
-
-        Args:
-            record: The round.
-            before_commit: Called when all that is left is to commit it.
 
         Raises:
             HistoryError: If it is not the next round, or not one of this recording.
@@ -162,6 +152,55 @@ class RoundStore:
             HistoryFullError: If there is no room; all earlier rounds are intact.
             HistoryLockedError: If another process, or another store, is writing.
         """
+        with closing(self._stage(record)) as staged:
+            self._append([staged])
+        self._ahead = []
+
+    def stage(self, record: RoundArrays) -> StagedRound:
+        """Do all of `write_round` but to write; the arrays may change from then on.
+
+        The next round can be staged, or rounds be read, while another thread writes this one.
+
+        Raises:
+            HistoryError: If it is not the next round, or not one of this recording.
+            ForgottenError: If one of its clients was forgotten.
+            ShapeError: If a shape or dtype is wrong.
+            HistoryLockedError: If another process, or another store, is writing.
+        """
+        ahead = self._ahead  # if writing fails meanwhile, this list is not looked at again
+        staged = self._stage(record).encode()
+        ahead[:] = [(staged.round + 1, staged.digest)]
+        return staged
+
+    def write_staged(
+        self, rounds: Sequence[StagedRound], before_commit: Callable[[], None] | None = None
+    ) -> None:
+        """Append rounds in one transaction; when this returns, they survive a power cut.
+
+        If there is no room for all of them, they are written one by one as far as there is.
+
+        Args:
+            rounds: What `stage` returned, in order.
+            before_commit: Called when all that is left is to commit them.
+
+        Raises:
+            HistoryError: If they cannot be written. Those that are not stored, and all that were
+                staged behind them, have to be staged again.
+            HistoryFullError: If there is no room; all earlier rounds are intact.
+        """
+        try:
+            try:
+                self._append(rounds, before_commit)
+            except HistoryFullError:
+                if len(rounds) == 1:
+                    raise
+                for staged in rounds:
+                    self._append([staged])
+        except BaseException:
+            self._ahead = []
+            raise
+
+    def _stage(self, record: RoundArrays) -> StagedRound:
         recording = self._load()
         self._lock_for_writing()
         environment = self._open()
@@ -170,49 +209,34 @@ class RoundStore:
                 f"History `{self.path}` is open in this process with `sync_every` > 1, so that no "
                 "round would be durable at once. HINT: close the other store first."
             )
-        sweep = self._tail is None  # what an interrupted round left, if any
-        if self._tail is None:
-            with self._snapshot() as snapshot:
-                t = len(snapshot.rounds())
-                previous = snapshot.entry(t - 1)[1] if t else digest(recording.record)
-        else:
-            t, previous = self._tail
+        t, previous = self._ahead[0] if self._ahead else self._tail or self._find_tail()
         record.check(recording.manifest, t)
         recording.require_known(record.client_ids)
         if t == _MAX_ROUNDS:
             raise HistoryError(f"A history cannot hold more than {_MAX_ROUNDS} rounds.")
-        groups = list(split(values_of(record, recording), self.transaction_bytes))
-        num_bytes = sum(value.vector.nbytes for group in groups for value in group)
-        require_room(environment, recording.manifest, t, num_bytes)
+        return StagedRound(record, recording, previous, self.transaction_bytes)
 
-        self._tail = None  # until all is done
-        stored: dict[int, Stored] = {}
-        for number, group in enumerate(groups, start=1):
-            with environment.write(num_bytes) as txn:
-                if sweep:
-                    environment.delete(txn, "updates", key(t, 0))
-                    environment.delete(txn, "models", key(t, 0))
-                    sweep = False
-                if number == len(groups) and recording.retention.last is not None:
-                    end = max(0, t + 1 - recording.retention.last)
-                    environment.delete(txn, "updates", key(0, 0), key(end, 0))
-                as_record = partial(encode, recording, t)
-                with closing(stream_rows(as_record, group, num_bytes)) as made:
-                    for value, one in zip(group, made, strict=True):
-                        index = value.client_index
-                        environment.append(txn, value.database, key(t, index), one.data)
-                        stored[index] = one._replace(data=b"")
-                if number == len(groups):
-                    entry = round_entry(record, recording, previous, stored)
-                    data, _ = recording.pack(t, ROUND, canonical(entry))
-                    environment.append(txn, "rounds", key(t, ROUND), data)
-                    tail = (t + 1, digest(data))
-                    if before_commit is not None:
-                        before_commit()
-        self._tail = tail
+    def _find_tail(self) -> tuple[int, str]:
+        with self._snapshot() as snapshot:
+            t = len(snapshot.rounds())
+            return t, snapshot.entry(t - 1)[1] if t else digest(snapshot.recording.record)
+
+    def _append(
+        self, rounds: Sequence[StagedRound], before_commit: Callable[[], None] | None = None
+    ) -> None:
+        recording, environment = self._load(), self._open()
+        first, last = rounds[0], rounds[-1]
+        tail, self._tail = self._tail, None  # until all is done
+        if (first.round, first.previous) != (tail or self._find_tail()):
+            raise HistoryError(
+                f"Round {first.round} was staged behind another one than the last of history "
+                f"`{self.path}`. HINT: go on with the next round of `rounds()`."
+            )
+        append(rounds, recording, environment, before_commit, sweep=tail is None)
+        self._tail = (last.round + 1, last.digest)
         if not environment.syncs:
-            self._unsynced += 1
-            if self._unsynced >= self.sync_every or t + 1 == recording.manifest.max_rounds:
+            self._unsynced += len(rounds)
+            if self._unsynced >= self.sync_every or last.round + 1 == recording.manifest.max_rounds:
                 self._sync()
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
@@ -253,24 +277,6 @@ class RoundStore:
             entry, _ = snapshot.entry(t)
             ids, present, bounds = snapshot.recording.client_ids, entry["present"], entry["bounds"]
             return {ids[present[k]]: bounds[k] for k in snapshot.kept(entry)}
-
-    def as_stored(self, manifest: Manifest, updates: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return updates as they come back from a store with this manifest.
-
-        Shape:
-            - `updates`: $(m, d)$.
-        """
-        codec = CODECS[manifest.codec]
-        if codec.lossless:
-            return updates
-        decoded = np.empty_like(updates)
-
-        def there_and_back(k: int) -> None:
-            payload = codec.encode(np.ascontiguousarray(updates[k])).payload
-            codec.decode(memoryview(payload), decoded[k])
-
-        map_rows(there_and_back, range(len(updates)), updates.nbytes)
-        return decoded
 
     @property
     def is_locked(self) -> bool:
@@ -319,6 +325,7 @@ class RoundStore:
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
         self._recording = self._tail = None
+        self._ahead = []
         unsynced, self._unsynced = self._unsynced, 0
         try:
             if unsynced and environment is not None and environment.pid == os.getpid():
@@ -334,7 +341,7 @@ class RoundStore:
 
     def __getstate__(self) -> dict[str, Any]:
         unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
-        return {**self.__dict__, **unshared, "_unsynced": 0, "path": self._directory}
+        return {**self.__dict__, **unshared, "_ahead": [], "_unsynced": 0, "path": self._directory}
 
     def _check_empty(self) -> None:
         if not self.is_empty:

@@ -199,6 +199,21 @@ class HistoryStoreContract(ABC):
             with pytest.raises(RoundNotFoundError):
                 store.magnitude_bounds(2)
 
+    def test_staged_rounds_come_back(self, tmp_path: Path) -> None:
+        """Rounds that are staged and written together are those that are written one by one."""
+        with self.begun(tmp_path / "history", 1) as store:
+            staged = [store.stage(self.record(t)) for t in range(1, 4)]
+            if None in staged:
+                assert staged == [None] * 3
+                return
+            assert store.rounds() == range(1)
+            called: list[range] = []
+            store.write_staged(staged, lambda: called.append(store.rounds()))
+            assert called == [range(1)]
+            store.write_round(self.record(4))
+            for t in range(5):
+                self.assert_same(store.read_round(t), self.record(t))
+
     def test_as_stored(self, tmp_path: Path) -> None:
         """What reading will give is known before writing."""
         with self.begun(tmp_path / "history") as store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import statistics
 import time
@@ -46,6 +47,8 @@ def many_readers(num_readers: int, num_rounds: int, rng: random.Random, folder: 
         path = folder / name
         record(path, 1)
         others = [fork(partial(way, path, num_rounds)) for _ in range(num_readers if way else 0)]
+        for one in others:  # starting takes a moment, which is not what is measured
+            assert select.select([one.pipe], [], [], 60)[0]
         size, facts[f"{name}, us"] = _timed(path, num_rounds)
         alone = alone or size
         if way is _spin:
@@ -76,7 +79,8 @@ def _timed(path: Path, num_rounds: int) -> tuple[int, int]:
     return size, round(1e6 * statistics.median(seconds))
 
 
-def _spin(_path: Path, _num_rounds: int, _send: Callable[[object], None]) -> None:
+def _spin(_path: Path, _num_rounds: int, send: Callable[[object], None]) -> None:
+    send("computing")
     while True:
         pass
 
@@ -88,6 +92,8 @@ def _follow(pause: float, path: Path, num_rounds: int, send: Callable[[object], 
         lengths.append(len(store.rounds()))
         for t in (0, lengths[-1] // 2, lengths[-1] - 1):
             assert same(store.read_round(t), arrays(t)), t
+        if len(lengths) == 1:
+            send("reading")
         time.sleep(pause)
     return lengths
 

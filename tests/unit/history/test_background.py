@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from fedrec.aggregators import FedAvg
 from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFullError
 from fedrec.history import LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader, read_ahead
+from fedrec.history.environment import Environment
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.testing.problems import quadratic_federation
@@ -124,26 +129,136 @@ def test_the_writer_raises_what_went_wrong_and_keeps_what_was_stored() -> None:
     assert history.rounds() == range(1)
 
 
-@pytest.mark.parametrize("size", [10, SIZE])
-def test_computing_goes_on_before_a_round_is_committed(tmp_path, size: int) -> None:
-    with LMDBHistory(tmp_path) as history:
-        history.begin(Watched(size=size).manifest)
-        history.write_round(record(0, size))
-        stored: list[int] = []
-        history.write_behind(record(1, size), lambda: stored.append(len(history.rounds())))
-        assert stored == [1]
-        assert history.rounds() == range(2)
+class Disk:
+    """Holds up every commit until the gate opens, and lists the rounds in each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.commits: list[list[int]] = []
+        write, append = Environment.write, Environment.append
+        rounds: list[int] = []
+
+        @contextmanager
+        def held_up(environment: Environment, num_bytes: int) -> Iterator[Any]:
+            rounds.clear()
+            with write(environment, num_bytes) as txn:
+                yield txn
+                assert self.gate.wait(timeout=20)
+            self.commits.append(list(rounds))
+
+        def listed(environment: Environment, txn: Any, database: str, *rest: bytes) -> None:
+            append(environment, txn, database, *rest)
+            if database == "rounds":
+                rounds.append(int.from_bytes(rest[0][:4], "big"))
+
+        monkeypatch.setattr(Environment, "write", held_up)
+        monkeypatch.setattr(Environment, "append", listed)
 
 
-def test_an_error_in_a_small_round_is_told_when_it_is_waited_for(tmp_path) -> None:
-    with LMDBHistory(tmp_path) as history:
-        history.begin(Watched(size=10).manifest)
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Return a disk that is busy."""
+    return Disk(monkeypatch)
+
+
+def begun(path: Path, size: int = 10, **arguments: Any) -> LMDBHistory:
+    history = LMDBHistory(path, **arguments)
+    history.begin(Watched(size=size).manifest)
+    return history
+
+
+@pytest.mark.parametrize(("size", "most"), [(10, 8), (80_000, 4)])  # of 960,000 bytes each
+def test_rounds_that_come_while_the_disk_is_busy_are_committed_together(
+    tmp_path: Path, disk: Disk, size: int, most: int
+) -> None:
+    with begun(tmp_path, size) as history:
         writer = BackgroundWriter(history)
-        writer.write(record(1, 10))  # returns, although round 0 was to come first
-        with pytest.raises(HistoryError, match="Expected round 0"):
-            writer.wait()
-        writer.close()
+        for t in range(most):
+            handed = record(t, size)
+            writer.write(handed)  # returns, although nothing can be stored yet
+            handed.updates.zero_()  # what was handed over is not looked at again
         assert history.rounds() == range(0)
+        another = threading.Thread(target=writer.write, args=(record(most, size),))
+        another.start()
+        another.join(timeout=0.2)
+        assert another.is_alive()  # back-pressure
+        disk.gate.set()
+        another.join(timeout=20)
+        writer.close()
+        assert disk.commits == [[0], list(range(1, most)), [most]]
+        assert history.verify() == range(most + 1)
+        for t in range(most + 1):
+            assert torch.equal(history.read_round(t).updates, record(t, size).updates)
+
+
+def test_a_large_round_waits_for_small_ones_and_they_for_it(tmp_path: Path, disk: Disk) -> None:
+    """Cohorts differ: here one client, or three."""
+
+    def of(t: int, num_clients: int) -> RoundRecord:
+        one = record(t, 90_000)
+        return dataclasses.replace(
+            one,
+            client_ids=CLIENTS[:num_clients],
+            updates=one.updates[:num_clients].contiguous(),
+            num_samples=one.num_samples[:num_clients],
+        )
+
+    disk.gate.set()
+    sizes = [1, 3, 3, 1, 1, 3, 1]
+    with begun(tmp_path, 90_000) as history:
+        writer = BackgroundWriter(history)
+        for t, num_clients in enumerate(sizes):
+            writer.write(of(t, num_clients))
+        writer.close()
+        assert [t for together in disk.commits for t in together] == list(range(7))
+        assert history.verify() == range(7)
+        assert [len(history.present(t)) for t in range(7)] == sizes
+
+
+def test_of_rounds_that_wait_those_are_stored_for_which_there_is_room(
+    tmp_path: Path, disk: Disk
+) -> None:
+    """A round takes about 84 KB; the map has room for some of them, and not for seven."""
+    size = 4096
+    with begun(tmp_path, size, map_size=2**19) as history:
+        writer = BackgroundWriter(history)
+        for t in range(8):
+            writer.write(record(t, size))
+        disk.gate.set()
+        with pytest.raises(HistoryFullError, match="all earlier rounds are intact"):
+            writer.wait()
+        head = len(history.rounds())
+        assert 2 < head < 8
+        assert disk.commits == [[t] for t in range(head)]  # all at once was too much
+        assert history.verify() == range(head)
+        with pytest.raises(HistoryError, match=f"Expected round {head} to be written next"):
+            writer.write(record(8, size))  # was to come behind those that are not stored
+        writer.write(record(head, size))  # but that one can be tried again
+        with pytest.raises(HistoryFullError):
+            writer.close()
+    with LMDBHistory(tmp_path, map_size=2**22) as history:
+        history.write_round(record(head, size))
+        assert history.verify() == range(head + 1)
+
+
+def test_what_is_wrong_with_a_small_round_is_told_at_once(tmp_path: Path) -> None:
+    with begun(tmp_path) as history:
+        writer = BackgroundWriter(history)
+        with pytest.raises(HistoryError, match="Expected round 0"):
+            writer.write(record(1, 10))
+        writer.write(record(0, 10))
+        writer.close()
+        assert history.rounds() == range(1)
+
+
+def test_computing_goes_on_before_a_large_round_is_committed(tmp_path: Path, disk: Disk) -> None:
+    with begun(tmp_path, SIZE) as history:
+        writer = BackgroundWriter(history)
+        writer.write(record(0))
+        assert history.rounds() == range(0)
+        disk.gate.set()
+        writer.close()
+        assert history.rounds() == range(1)
 
 
 def test_a_recording_stops_at_a_full_store_with_all_earlier_rounds() -> None:
