@@ -73,6 +73,7 @@ class Engine:
     last_aggregate: Tensor | None = None
     buffers: Tensor | None = None
     clients: dict[str, Client] = field(init=False)
+    _fakes: frozenset[str] = field(init=False)
     _server: Client | None = field(init=False, default=None)
     _crafted: tuple[int, CohortUpdates] | None = field(init=False, default=None)
     _new_buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
@@ -82,6 +83,7 @@ class Engine:
         if self.attack is not None:
             self.attack.reset(self.federation.malicious)
         self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
+        self._fakes = frozenset(c for c, one in self.clients.items() if isinstance(one, FakeClient))
         if self.aggregator.needs_server_update:
             self._server = server_client(self.federation, type(self.aggregator).__name__)
         layout, module = self.federation.layout, self.federation.module
@@ -184,10 +186,11 @@ class Engine:
         clients = self.clients
         if self.attack is not None and not self.attack.is_active(ctx.round):
             clients = {c.client_id: c for c in self.federation.clients}
-        real = [clients[c] for c in client_ids if not isinstance(clients[c], FakeClient)]
-        fake = [clients[c] for c in client_ids if isinstance(clients[c], FakeClient)]
-        if not fake:
-            return self.executor.compute(real, ctx.global_weights, ctx)
+        if self._fakes.isdisjoint(client_ids):
+            asked = [clients[c] for c in client_ids]
+            return self.executor.compute(asked, ctx.global_weights, ctx)
+        real = [clients[c] for c in client_ids if c not in self._fakes]
+        fake = [clients[c] for c in client_ids if c in self._fakes]
         # They would keep the executor from computing the others together.
         sent = SequentialExecutor().compute(fake, ctx.global_weights, ctx)
         if real:
@@ -195,7 +198,8 @@ class Engine:
         return _select(sent, client_ids)
 
     def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
-        if self.attack is None or not sent.client_ids:
+        attackers = [c in self.malicious for c in sent.client_ids]
+        if self.attack is None or not any(attackers):
             return sent
         fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(RoundContext)}
         aggregator = self.aggregator
@@ -211,9 +215,7 @@ class Engine:
             cohort_size=len(ctx.client_ids),
             cohort_malicious=len(self.malicious.intersection(ctx.client_ids)),
         )
-        mask = torch.tensor([c in self.malicious for c in sent.client_ids], device=self.device)
-        if not bool(mask.any()):
-            return sent
+        mask = torch.tensor(attackers, device=self.device)
         crafted = self.attack.craft(sent.updates, mask, attack_ctx)
         if crafted.shape != sent.updates.shape:
             raise UpdateError(
@@ -251,7 +253,7 @@ class Engine:
             keep = [c for c in sent.client_ids if c not in refused]
             sent = dataclasses.replace(_select(sent, keep), refused=refused)
         # What was only computed for an attacker to look at stops nothing.
-        blamed = {c: why for c, why in refused.items() if c in set(asked)}
+        blamed = {c: why for c, why in refused.items() if c in asked}
         if blamed and self.on_bad_update == "raise":
             reasons = "; ".join(f"client {c!r}: {why}" for c, why in blamed.items())
             raise UpdateError(
@@ -282,7 +284,7 @@ class Engine:
     def apply_checked(self, ctx: RoundContext, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return the next global weights, shape $(d,)$, unless they are not finite."""
         new = self.apply(global_weights, aggregate)
-        if not torch.isfinite(new.sum()) and not bool(torch.isfinite(new).all()):
+        if nonfinite_rows(new[None]):
             raise AggregationError(
                 f"The server step of round {ctx.round} gave non-finite global weights. Nothing of "
                 "this round was stored. HINT: training diverges; lower `server_lr`."

@@ -7,13 +7,17 @@ the executor, the device, an interruption, or who is left out.
 from __future__ import annotations
 
 import hashlib
+import struct
+import threading
 
 import numpy as np
 import torch
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["key", "numpy_generator", "torch_generator"]
+__all__ = ["key", "numpy_generator", "reused_generator", "torch_generator"]
+
+_of_thread = threading.local()
 
 
 def _digest(seed: int, purpose: str, round: int, client_id: str) -> bytes:
@@ -53,6 +57,33 @@ def numpy_generator(
     """
     words = np.frombuffer(_digest(seed, purpose, round, client_id), dtype="<u8")
     return np.random.Generator(np.random.Philox(_Key(words)))  # type: ignore[arg-type]
+
+
+def reused_generator(
+    seed: int, purpose: str, round: int = 0, client_id: str = ""
+) -> np.random.Generator:
+    """Return what `numpy_generator` does, in an object that the thread's next call takes back.
+
+    Draw at once, and keep nothing but the numbers. It takes longer to make a generator than to draw
+    a mini-batch.
+
+    Examples:
+        >>> reused_generator(0, "batch", round=3, client_id="7").integers(100, size=3)
+        array([37,  4, 79])
+    """
+    if not hasattr(_of_thread, "generator"):
+        _of_thread.generator = np.random.Generator(np.random.Philox(0))
+    generator: np.random.Generator = _of_thread.generator
+    words = struct.unpack("<2Q", _digest(seed, purpose, round, client_id))
+    generator.bit_generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": (0, 0, 0, 0), "key": words},
+        "buffer": (0, 0, 0, 0),
+        "buffer_pos": 4,  # nothing left in it
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return generator
 
 
 def torch_generator(

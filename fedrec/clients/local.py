@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedrec.exceptions import ConfigurationError
-from fedrec.random import key, numpy_generator
+from fedrec.random import key, reused_generator
 from fedrec.types import RoundContext
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def batch_indices(
     if size == num_samples:
         steps = local_steps if local_steps is not None else local_epochs
         return [np.arange(num_samples)] * (steps or 0)
-    generator = numpy_generator(seed, purpose, round, client_id)
+    generator = reused_generator(seed, purpose, round, client_id)
     if local_epochs is not None:
         return [
             order[i : i + size]

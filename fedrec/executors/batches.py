@@ -80,10 +80,10 @@ class ClientData:
     def _read(
         self, clients: Sequence[LightningClient], indices: Sequence[np.ndarray]
     ) -> tuple[Tensor, ...]:
-        starts = [self._offsets.get(id(c.dataset)) for c in clients]
-        rows = [i + s for i, s in zip(indices, starts, strict=True) if s is not None]
-        if len(rows) == len(clients):
-            index = torch.from_numpy(np.concatenate(rows)).to(self.device)
+        starts = [self._offsets[id(c.dataset)] for c in clients if id(c.dataset) in self._offsets]
+        if len(starts) == len(clients):
+            rows = np.concatenate(indices) + np.repeat(starts, len(indices[0]))
+            index = torch.from_numpy(rows).to(self.device)
             return tuple(t.index_select(0, index) for t in self._tensors)
         parts = [take(c.dataset, i, self.device) for c, i in zip(clients, indices, strict=True)]
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))

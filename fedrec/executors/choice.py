@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from fedrec.clients.local import LogMeans
 from fedrec.executors.cohort import Cohort, Train
-from fedrec.executors.grouped import CannotGroupError, Watch, train_grouped
+from fedrec.executors.grouped import (
+    CannotGroupError,
+    Watch,
+    refuse_shared_parameters,
+    train_grouped,
+)
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.executors.stacked import train_stacked
 from fedrec.executors.tight_loop import train_in_a_loop
@@ -109,6 +114,7 @@ class _Trial:
         train = PATHS[path]
         try:
             if path == "grouped":
+                refuse_shared_parameters(self.cohort.module)
                 train = partial(train_grouped, watch=watch)
             updates, metrics = _run(train, self.cohort)
         except CannotGroupError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ class Cohort:
         clients: The clients.
         batches: Sample indices for each client and local step.
         data: What batches are read from.
+        scale: Learning rate over `local_lr` by parameter name, for one step of plain SGD.
         global_weights: Shape $(d,)$.
         ctx: The round.
     """
@@ -32,6 +33,7 @@ class Cohort:
     clients: Sequence[LightningClient]
     batches: Sequence[Sequence[np.ndarray]]
     data: ClientData
+    scale: Mapping[str, float]
     global_weights: Tensor
     ctx: RoundContext
 
@@ -51,7 +53,9 @@ class Cohort:
         return self.data.steps(self.clients, self.batches, self.ctx)
 
     def select(self, rows: Sequence[int]) -> Cohort:
-        """Return some of the clients, in this order."""
+        """Return some of the clients, in this order; itself if those are all as they are."""
+        if list(rows) == list(range(len(self.clients))):
+            return self
         return replace(
             self,
             clients=[self.clients[r] for r in rows],

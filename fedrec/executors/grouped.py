@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedrec.clients.local import LogMeans, capture_logs, training_step
-from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.executors.cohort import Cohort
 
-__all__ = ["CannotGroupError", "Watch", "train_grouped"]
+__all__ = ["CannotGroupError", "Watch", "refuse_shared_parameters", "train_grouped"]
 
 _aten = torch.ops.aten
 # A matrix product into rows that are not aligned takes up to twice as long; from this many
@@ -59,13 +58,12 @@ def train_grouped(
     rows = layout.unflatten(updates)
     batch = next(cohort.steps())
     with capture_logs(module, 1) as logged, _sinks(module, rows) as sinks, torch.enable_grad():
-        scale = LocalOptimizer(module, cohort.clients[0].local_lr).gradient_scale()
         with watch or nullcontext(), cohort.ctx.autocast():
             loss = training_step(module, batch, 0)
         if loss is None:
             raise CannotGroupError("training_step returned None")
         used = [sink for sink in sinks if sink.output is not None]
-        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        parameters = {n: p for sink in sinks for n, p in sink.parameters.items()}
         found = torch.autograd.grad(
             loss,
             [*(sink.output for sink in used), *parameters.values()],
@@ -78,11 +76,20 @@ def train_grouped(
     for name, gradient in zip(parameters, others, strict=True):
         if gradient is not None:
             raise CannotGroupError(f"{name} is used outside of its layer")
-    for sink in sinks:
-        sink.fill(of_outputs.pop(sink, None), count)
+    with torch.no_grad():
+        for sink in sinks:
+            sink.fill(of_outputs.pop(sink, None), count)
     for name, row in rows.items():
-        if scale.get(name) != 1.0:
-            row.mul_(scale.get(name, 0.0))
+        scale = cohort.scale.get(name, 0.0)  # a parameter without one does not change in training
+        if scale != 1.0:
+            row.mul_(scale)
+
+
+def refuse_shared_parameters(module: nn.Module) -> None:
+    """Raise `CannotGroupError` if a parameter is in a module twice."""
+    trainable = [p for _, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
+    if len(trainable) > len(set(trainable)):
+        raise CannotGroupError("layers share a parameter")
 
 
 class Watch(TorchDispatchMode):
@@ -117,12 +124,14 @@ class _Sink:
     """Where a layer's gradients go: the parameter's slice of every client's row, or `None`.
 
     Attributes:
+        parameters: The layer's trainable parameters by name.
         inputs: What the layer's weight met in the forward pass.
         output: Where the gradient of the layer's output is found.
     """
 
     name: str
     layer: nn.Module
+    parameters: dict[str, Any] = field(default_factory=dict)
     weight: Tensor | None = None
     bias: Tensor | None = None
     inputs: Tensor | None = None
@@ -149,8 +158,7 @@ class _Sink:
                 if rows is not None:
                     rows.zero_()
             return
-        with torch.no_grad():
-            _BACKWARDS[type(self.layer)](self, inputs.to(gradient.dtype), gradient, count)
+        _BACKWARDS[type(self.layer)](self, inputs.to(gradient.dtype), gradient, count)
 
 
 @contextmanager
@@ -163,10 +171,9 @@ def _sinks(module: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[list[_Sink
             raise CannotGroupError(f"{name} is the weight or bias of no layer")
         if owner not in sinks:
             sinks[owner] = _Sink(owner, module.get_submodule(owner))
-        setattr(sinks[owner], kind, rows[name])
-    trainable = sum(p.requires_grad for _, p in module.named_parameters(remove_duplicate=False))
-    if trainable > len(rows):
-        raise CannotGroupError("layers share a parameter")
+        sink = sinks[owner]
+        setattr(sink, kind, rows[name])
+        sink.parameters[name] = getattr(sink.layer, kind)
     patched: list[nn.Module] = []
     try:
         for owner, sink in sinks.items():

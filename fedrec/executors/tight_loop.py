@@ -14,7 +14,6 @@ from fedrec.clients.local import (
     seed_torch,
     take,
 )
-from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.executors.cohort import Cohort
 
 __all__ = ["train_in_a_loop"]
@@ -36,7 +35,6 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
         capture_logs(module, 1) as logged,
         torch.enable_grad(),
     ):
-        scale = LocalOptimizer(module, cohort.clients[0].local_lr).gradient_scale()
         for client, steps, row in zip(cohort.clients, cohort.batches, updates, strict=True):
             logged.clear()
             seed_torch(ctx, client.client_id)
@@ -50,4 +48,4 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
             if gradients is None:
                 row.zero_()
             else:
-                ctx.layout.flatten_dict(scaled(gradients, scale), row)
+                ctx.layout.flatten_dict(scaled(gradients, cohort.scale), row)

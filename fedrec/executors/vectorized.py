@@ -103,6 +103,7 @@ class VectorizedExecutor(Executor):
             with capture_logs(module, 1):
                 optimizer = LocalOptimizer(module, lightning[0].local_lr)
             self._plain_sgd, self._elementwise = optimizer.is_plain_sgd, optimizer.is_elementwise
+            self._scale = optimizer.gradient_scale()
             cohort = self._cohort(self._data, lightning, global_weights, ctx)
             for direct, rows in self._kinds(cohort).items():
                 self._choices[direct] = self._choose(direct, cohort.select(rows))
@@ -167,6 +168,7 @@ class VectorizedExecutor(Executor):
             clients=clients,
             batches=[client.batches(ctx) for client in clients],
             data=data,
+            scale=self._scale,
             global_weights=global_weights,
             ctx=ctx,
         )

@@ -121,7 +121,8 @@ def _weighted_sum(  # type: ignore[no-untyped-def]
     for start in range(first, last, _WIDTH):
         stop = min(start + _WIDTH, last)
         total, x = out[start:stop], v[start:stop]
-        total[:] = np.float32(0)
+        for j in range(stop - start):
+            total[j] = np.float32(0)
         for i in range(len(clients)):
             client, highest, weight = clients[i], largest[i], weights[i]
             if client < 0:

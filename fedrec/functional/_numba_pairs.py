@@ -49,7 +49,7 @@ def _dots(matrix, rows, v, out, first, last):  # type: ignore[no-untyped-def]
             rows[min(i + 2, end)],
             rows[min(i + 3, end)],
         )
-        total = np.zeros(_ROWS)
+        t0, t1, t2, t3 = 0.0, 0.0, 0.0, 0.0
         for start in range(0, len(v), _WIDTH):
             stop = min(start + _WIDTH, len(v))
             x = v[start:stop]
@@ -61,11 +61,14 @@ def _dots(matrix, rows, v, out, first, last):  # type: ignore[no-untyped-def]
                 p1 += y1[j] * x[j]
                 p2 += y2[j] * x[j]
                 p3 += y3[j] * x[j]
-            total[0] += p0
-            total[1] += p1
-            total[2] += p2
-            total[3] += p3
-        out[i : i + _ROWS] = total[: len(rows) - i]
+            t0 += p0
+            t1 += p1
+            t2 += p2
+            t3 += p3
+        # One by one: numba takes seconds to compile a slice that is assigned to.
+        for k, total in enumerate((t0, t1, t2, t3)):
+            if i + k < len(rows):
+                out[i + k] = total
 
 
 def _push(  # type: ignore[no-untyped-def]
@@ -88,7 +91,8 @@ def _push(  # type: ignore[no-untyped-def]
                 models[i, n] = _dot(delta_g[client, n], delta_w)
                 if slots[i, n] >= 0:
                     own[i, n] = _dot(difference, pool[slots[i, n]])
-        delta_g[client, column] = difference
+        for j in range(d):
+            delta_g[client, column, j] = difference[j]
 
 
 _MATRIX, _VECTOR, _INTEGERS = "float32[:, ::1]", "float32[::1]", "int64[::1]"

@@ -35,8 +35,9 @@ _MODULES = {
     "numba": "fedrec.functional._numba_kernels",
     "triton": "fedrec.functional._triton_kernels",
 }
-# Below, numba's import and compiler (1 to 2 s, then 0.6 s) cost more than a run gains by them.
-_LARGE = 32_768
+# Below, loading numba (0.7 s, and once after an installation its compiler, 7 s) costs more than a
+# run gains by it; from here on a round of 20 clients gains 0.4 ms and more.
+_LARGE = 2_048
 # The columns that numba's kernel takes at a time.
 _FEWEST_PARAMETERS = 192
 # A column then still fits a GPU's registers, and a block of them a core's second-level cache.
@@ -56,7 +57,7 @@ def choose_kernel(
 ) -> str:
     """Name what computes order statistics of such updates, by a static rule.
 
-    - `"numba"`, a compiled selection network on as many threads as torch has: on a CPU, from 32,768
+    - `"numba"`, a compiled selection network on as many threads as torch has: on a CPU, from 2,048
       parameters on, not for float64, if numba is installed.
     - `"triton"`, a sort in registers: on CUDA, if Triton is installed and gave the right result
       when it was tried. It was checked in Triton's interpreter and not measured on a GPU.
@@ -76,7 +77,7 @@ def choose_kernel(
         One of `KERNELS`. Inside `use_kernel` it is the one named there, where that is able.
 
     Examples:
-        >>> choose_kernel(torch.device("cpu"), num_clients=20, num_parameters=2_900)
+        >>> choose_kernel(torch.device("cpu"), num_clients=20, num_parameters=650)
         'numpy'
     """
     if _in_use == "torch":

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedrec.random import key, numpy_generator
+from fedrec.random import key, numpy_generator, reused_generator
 
 
 @pytest.mark.parametrize("round", [0, 7])
@@ -17,6 +17,16 @@ def test_numpy_generators_are_philox_with_the_key(round: int, client_id: str) ->
     expected = np.random.Generator(np.random.Philox(key=key(*four)))
     np.testing.assert_array_equal(found.permutation(100), expected.permutation(100))
     np.testing.assert_array_equal(found.standard_normal(7), expected.standard_normal(7))
+
+
+def test_a_reused_generator_keeps_nothing_of_what_was_drawn_before() -> None:
+    for t in range(20):
+        found = reused_generator(1, "batch", t, "a")
+        expected = numpy_generator(1, "batch", t, "a")
+        np.testing.assert_array_equal(found.permutation(68), expected.permutation(68))
+        # It leaves half of a 64-bit number, and three numbers of a block of four, behind.
+        assert found.integers(7, dtype=np.uint32) == expected.integers(7, dtype=np.uint32)
+        assert found.random() == expected.random()
 
 
 def test_draws_of_a_recording_do_not_change_between_versions() -> None:

@@ -116,7 +116,8 @@ def test_numba_is_taken_for_large_updates_on_a_cpu_alone() -> None:
     assert choose_kernel(CPU, 100, 139_960, torch.bfloat16) == "numba"
     assert choose_kernel(CPU, 100, 139_960, torch.float64) == "numpy"
     assert choose_kernel(CPU, 1025, 139_960) == "numpy"
-    assert choose_kernel(CPU, 20, 2_900) == "numpy"
+    assert choose_kernel(CPU, 20, 2_048) == "numba"
+    assert choose_kernel(CPU, 20, 2_047) == "numpy"
     assert choose_kernel(torch.device("meta"), 100, 139_960) == "torch"
 
 
@@ -124,7 +125,7 @@ def test_numba_is_taken_for_large_updates_on_a_cpu_alone() -> None:
 def test_numba_is_not_imported_for_a_small_model() -> None:
     code = (
         "import sys, torch; from fedrec.aggregators import Median\n"
-        "Median()(torch.ones(20, 2900)); assert 'numba' not in sys.modules\n"
+        "Median()(torch.ones(20, 2000)); assert 'numba' not in sys.modules\n"
         "Median()(torch.ones(3, 40000)); assert 'numba' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
