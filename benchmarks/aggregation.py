@@ -6,6 +6,7 @@
 Everything is measured in turn in one process, so that drift hits all alike; figures are medians of
 wall-clock time. A ratio above 1 in `faster than torch.sort` or `faster than np.sort` is a gain;
 both sort along the clients. `times one read` divides by the time of `torch.sum` over the updates.
+A matrix product is among the rows to show what a second thread gains on this machine at best.
 `faster than plain torch` divides the time of the same rule in a few lines of torch, see
 `plain_rules.py`, by that of a whole call of fedrec's, checks included. Rules are timed with the
 first number of threads only. NumPy and SciPy use one thread whatever is asked for.
@@ -48,6 +49,7 @@ HEADERS = (
     "faster than plain torch",
 )
 FEDREC, PLAIN = "fedrec", "plain torch"
+PRODUCT = ("matrix product", "torch.mm, 1024 x 1024")
 READ, TORCH_SORT, NP_SORT = ("one read", "torch.sum"), ("sort", "torch.sort"), ("sort", "np.sort")
 
 
@@ -57,6 +59,7 @@ def functions_of(updates: Tensor, num_trim: int) -> dict[tuple[str, str], Callab
     m, d = array.shape
     middle = sorted({(m - 1) // 2, m // 2})
     weights = torch.arange(1, m + 1)
+    square = torch.ones(1024, 1024)
 
     def with_kernel(kernel: str | None, rule: Callable[[Tensor], Tensor]) -> Tensor:
         with use_kernel(kernel) if kernel is not None else nullcontext():
@@ -64,6 +67,7 @@ def functions_of(updates: Tensor, num_trim: int) -> dict[tuple[str, str], Callab
 
     functions: dict[tuple[str, str], Callable[[], object]] = {
         READ: updates.sum,
+        PRODUCT: partial(torch.mm, square, square),
         TORCH_SORT: partial(updates.sort, dim=0),
         NP_SORT: partial(np.sort, array, axis=0),
         ("median", "torch.median (the lower one)"): partial(updates.median, dim=0),

@@ -3,10 +3,11 @@
     python benchmarks/scaling.py --csv benchmarks/results/scaling.csv
     python benchmarks/scaling.py --repeats 1 --vary n d
 
-Clients are quadratic and take next to no time; what is timed is the rest of a FedRecover run from
-an LMDB history: reading, estimates, pairs, aggregation. Each point runs in a process of its own,
-whose peak of anonymous memory, less what it was after the imports, is that of the recording and of
-the recovery. Exponents are slopes of a least-squares line through logarithms.
+Clients are quadratic and take next to no time; what is measured is the rest of a FedRecover run
+from an LMDB history, reading, estimates, pairs, aggregation, in CPU seconds of all its threads, so
+that a busy machine matters little. Each point runs in a process of its own, whose peak of anonymous
+memory, less what it was after the imports, is that of the recording and of the recovery. Exponents
+are slopes of a least-squares line through logarithms.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def point(n: int, d: int, T: int, s: int) -> dict[str, float]:  # noqa: N803 - t
 
     class Quadratic(Client):
         def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
-            began = time.perf_counter()
+            began = time.thread_time()
             shift = int(self.client_id) / n
             update = (curvature + shift) * (global_weights - shift)
-            spent[0] += time.perf_counter() - began
+            spent[0] += time.thread_time() - began
             return ClientUpdate(update=update, num_samples=1)
 
     clients = [Quadratic(str(i), 1) for i in range(n)]
@@ -96,23 +97,23 @@ def point(n: int, d: int, T: int, s: int) -> dict[str, float]:  # noqa: N803 - t
         )
         spent[0] = 0.0
         recoverer = FedRecover(buffer_size=s, correction_period=20)
-        result, recovery = peak_of(
+        began = time.process_time()
+        _, recovery = peak_of(
             lambda: loop.recover(federation, history, recoverer, federation.malicious)
         )
-    return {"seconds": result.seconds - spent[0], "recording": recording, "recovery": recovery}
+        seconds = time.process_time() - began - spent[0]
+    return {"seconds": seconds, "recording": recording, "recovery": recovery}
 
 
-def measure(settings: dict[str, int], repeats: int) -> dict[str, float]:
-    """Run a point several times, each in a new process; return medians."""
-    found: list[dict[str, float]] = []
-    for _ in range(repeats):
-        command = [sys.executable, __file__, "--point", json.dumps(settings)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        output = subprocess.run(
-            command, check=True, capture_output=True, text=True, env=environment
-        ).stdout
-        found.append(json.loads(output.splitlines()[-1]))
-    return {key: statistics.median(one[key] for one in found) for key in found[0]}
+def measure(settings: dict[str, int]) -> dict[str, float]:
+    """Run a point in a new process."""
+    command = [sys.executable, __file__, "--point", json.dumps(settings)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    output = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment
+    ).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found
 
 
 def slope(values: list[float], found: list[float]) -> float:
@@ -123,7 +124,7 @@ def slope(values: list[float], found: list[float]) -> float:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--vary", nargs="+", choices=POINTS, default=list(POINTS))
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--point", help=argparse.SUPPRESS)
@@ -134,7 +135,13 @@ def main() -> None:
     rows: list[list[object]] = []
     for letter in arguments.vary:
         values = POINTS[letter]
-        found = [measure({**BASE, letter: value}, arguments.repeats) for value in values]
+        runs = [
+            [measure({**BASE, letter: value}) for value in values] for _ in range(arguments.repeats)
+        ]
+        found = [
+            {key: statistics.median(one[key] for one in point) for key in point[0]}
+            for point in zip(*runs, strict=True)
+        ]
         seconds = [one["seconds"] for one in found]
         memory = [[one[key] / 2**20 for one in found] for key in ("recording", "recovery")]
         rows.append(
@@ -153,7 +160,7 @@ def main() -> None:
                 ),
             ]
         )
-    headers = ["", "values", "server s", "exponent"]
+    headers = ["", "values", "server CPU s", "exponent"]
     headers += ["recording MiB", "exponent", "recovery MiB", "exponent"]
     print(", ".join(f"{k}={v}" for k, v in BASE.items()) + ", one thread; one of them varied")
     table(rows, headers)

@@ -1,0 +1,168 @@
+"""One accelerator beside the CPU: the same numbers, and how much faster.
+
+    python benchmarks/accelerator.py --accelerator gpu --csv accelerator.csv
+    python benchmarks/accelerator.py --accelerator cpu --clients 20 --rounds 30
+
+First it checks: the updates of a round on the accelerator are those of the CPU within 1e-5, the
+kernel of order statistics gives the CPU's values, and a short recording and recovery end at the
+same model within 1e-3. It stops there, with an error, if anything differs. Then it measures the
+median and the trimmed mean beside a copy of the updates within the memory of the device, and the
+rounds per second of recording, training from scratch and FedRecover, with the history in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from pipeline import RULES, measure
+from timing import table, write_csv
+from torch import Tensor
+from workloads import workload
+
+from fedrec.attacks import TrimAttack
+from fedrec.functional import coordinate_median, trimmed_mean
+from fedrec.functional.order_statistics import choose_kernel
+from fedrec.history import MemoryHistory
+from fedrec.loop import FederatedLoop
+from fedrec.recoverers import FedRecover, TrainFromScratch
+
+CPU = torch.device("cpu")
+
+
+def loop_on(accelerator: str) -> FederatedLoop:
+    """Return a quiet loop without evaluations, and without TF32."""
+    return FederatedLoop(
+        accelerator=accelerator,
+        enable_progress_bar=False,
+        logger=False,
+        eval_every=10**9,
+        eval_samples=1,
+    )
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """Return the relative distance in float64."""
+    found, expected = found.to(CPU, torch.float64), expected.to(CPU, torch.float64)
+    return float((found - expected).norm() / expected.norm())
+
+
+def check(name: str, found: float, most: float) -> list[object]:
+    """Return a row; stop if the difference is too large."""
+    if not found <= most:
+        raise SystemExit(f"{name}: relative difference {found:.2e}, more than {most:.0e}")
+    return [name, "", "", "", f"{found:.1e}"]
+
+
+def checks(accelerator: str, device: torch.device, clients: int) -> list[list[object]]:
+    """Compare the accelerator's results with the CPU's."""
+    rows, first, last, recovered = [], [], [], []
+    for where in ("cpu", accelerator):
+        federation, history = workload("cnn", clients), MemoryHistory()
+        loop = loop_on(where)
+        run = loop.record(
+            federation,
+            RULES["trimmed-mean"](),
+            history,
+            max_rounds=30,
+            server_lr=0.05,
+            attack=TrimAttack(),
+        )
+        first.append(history.read_round(0).updates.to(CPU))
+        last.append(run.global_weights)
+        settings = FedRecover(warmup_rounds=5, correction_period=5, final_rounds=2)
+        again = loop.recover(federation, history, settings, federation.malicious)
+        recovered.append(again.global_weights)
+    worst = max(difference(b, a) for a, b in zip(*first, strict=True))
+    rows.append(check("updates of a round", worst, 1e-5))
+    rows.append(check("model after 30 rounds", difference(last[1], last[0]), 1e-3))
+    rows.append(check("recovered model", difference(recovered[1], recovered[0]), 1e-3))
+    for m in (7, clients):
+        updates = torch.randn(m, 139_960, generator=torch.Generator().manual_seed(0))
+        for name, rule in rules(m).items():
+            found = difference(rule(updates.to(device)), rule(updates))
+            rows.append(check(f"{name} of {m}", found, 1e-6))
+    return rows
+
+
+def rules(num_clients: int) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return the order statistics."""
+    trim = num_clients // 5
+    return {"median": coordinate_median, "trimmed mean": lambda u: trimmed_mean(u, trim)}
+
+
+def seconds_of(function: Callable[[], object], device: torch.device) -> float:
+    """Return the median wall-clock time of ten calls, the device waited for."""
+    found = []
+    for _ in range(12):
+        began = time.perf_counter()
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[2:])
+
+
+def kernels(device: torch.device, clients: int) -> list[list[object]]:
+    """Time order statistics beside a copy of the same values."""
+    updates = torch.randn(clients, 139_960, device=device)
+    copied = torch.empty_like(updates)
+    copy = seconds_of(lambda: copied.copy_(updates), device)
+    gigabytes = updates.numel() * updates.element_size() / 1e9
+    rows: list[list[object]] = [["copy", 1e3 * copy, 2 * gigabytes / copy, 1.0, ""]]
+    taken = choose_kernel(device, *updates.shape)
+    for name, rule in rules(clients).items():
+        spent = seconds_of(lambda rule=rule: rule(updates), device)  # type: ignore[misc]
+        rows.append([f"{name}, {taken}", 1e3 * spent, gigabytes / spent, spent / copy, ""])
+    return rows
+
+
+def runs(accelerator: str, clients: int, rounds: int) -> list[list[object]]:
+    """Time recording, training from scratch and recovery."""
+    loop, federation, history = loop_on(accelerator), workload("cnn", clients), MemoryHistory()
+    rows = []
+    for name, run in {
+        "record": lambda: loop.record(
+            federation,
+            RULES["trimmed-mean"](),
+            history,
+            max_rounds=rounds,
+            server_lr=0.05,
+            attack=TrimAttack(),
+        ),
+        "train from scratch": lambda: loop.recover(
+            federation, history, TrainFromScratch(), federation.malicious
+        ),
+        "FedRecover": lambda: loop.recover(federation, history, FedRecover(), federation.malicious),
+    }.items():
+        row, _ = measure(name, run)
+        rows.append([f"{name}, {rounds} rounds", row[2], "", "", ""])
+    return rows
+
+
+def main() -> None:
+    """Check, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--accelerator", default="auto", help="as FederatedLoop takes it")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=300, help="56 MB of memory each, 100 clients")
+    parser.add_argument("--csv", type=Path)
+    arguments = parser.parse_args()
+    device = loop_on(arguments.accelerator).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}, {arguments.clients} clients of the paper's CNN")
+    rows = checks(arguments.accelerator, device, min(arguments.clients, 20))
+    rows += kernels(device, arguments.clients)
+    rows += runs(arguments.accelerator, arguments.clients, arguments.rounds)
+    headers = ("what", "ms (a round)", "GB/s", "times a copy", "relative difference from the CPU")
+    table(rows, headers)
+    if arguments.csv is not None:
+        write_csv(arguments.csv, rows, headers)
+
+
+if __name__ == "__main__":
+    main()
