@@ -105,10 +105,9 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=list(DETECTORS))
     arguments = parser.parse_args()
-    quiet()
     rows = read_rows(arguments.csv)
     done = {(r["partition"], int(r["seed"]), r["attack"], r["detector"]) for r in rows}
-    with arguments.csv.open("a", newline="") as file:
+    with quiet(), arguments.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             writer.writeheader()

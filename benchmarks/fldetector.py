@@ -112,10 +112,9 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     arguments = parser.parse_args()
-    quiet()
     rows = read_rows(arguments.csv)
     done = {(r["batch"], r["partition"], r["attack"], int(r["seed"])) for r in rows}
-    with arguments.csv.open("a", newline="") as file:
+    with quiet(), arguments.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             writer.writeheader()

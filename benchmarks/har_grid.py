@@ -67,7 +67,8 @@ def attacked(recipe: Path, overrides: list[str], work: Path) -> list[dict[str, A
     folder = work / results["recipe"]["name"]
     size = results["history"]["bytes"]
     remaining = results["history"]["clients"] - len(results["detection"]["malicious"])
-    rows = [{"method": "poisoned", **results["poisoned"], "history_bytes": size}]
+    poisoned = {key: results["poisoned"][key] for key in ("ter", "asr")}
+    rows = [{"method": "poisoned", **poisoned, "history_bytes": size}]
     for method in results["methods"]:
         ledger = folder / "recover" / folder_name(method["name"]) / "ledger.csv"
         figures = {key: method[key] for key in ("ter", "asr", "acp", "seconds")}

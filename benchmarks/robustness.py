@@ -170,11 +170,10 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     arguments = parser.parse_args()
-    quiet()
     rows = read_rows(arguments.csv)
     done = {(row["attack"], row["rule"]) for row in rows}
     todo = [(a, r) for r in arguments.rules for a in arguments.attacks if (a, r) not in done]
-    with arguments.csv.open("a", newline="") as file:
+    with quiet(), arguments.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             writer.writeheader()

@@ -28,7 +28,8 @@ def rows_of(seed: int, results: dict[str, Any]) -> list[dict[str, Any]]:
         "malicious": f"fnr={detection['fnr']:g} fpr={detection['fpr']:g}",
         "round": detection["round"],
     }
-    first = {"seed": seed, "method": "poisoned", **results["poisoned"], **found}
+    poisoned = {key: results["poisoned"][key] for key in ("ter", "asr")}
+    first = {"seed": seed, "method": "poisoned", **poisoned, **found}
     rest = [
         {"seed": seed, "method": m["name"], **{k: m[k] for k in ("ter", "asr", "acp", "seconds")}}
         for m in results["methods"]
@@ -67,9 +68,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     arguments = parser.parse_args()
-    quiet()
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with quiet(), tempfile.TemporaryDirectory() as folder:
         for seed in arguments.seeds:
             overrides = [*arguments.overrides, f"seed={seed}", f"name=seed-{seed}"]
             recipe = load_recipe(arguments.recipe, overrides)

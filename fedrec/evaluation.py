@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics import Metric
 
 from fedrec.attacks.base import Attack
 from fedrec.exceptions import ConfigurationError
@@ -15,7 +18,7 @@ from fedrec.federation import Federation
 from fedrec.metrics import AttackSuccessRate, TestErrorRate
 from fedrec.random import numpy_generator
 
-__all__ = ["evaluate", "fixed_subset"]
+__all__ = ["evaluate", "evaluate_metrics", "fixed_subset"]
 
 _BATCH = 256
 
@@ -69,6 +72,93 @@ def evaluate(
     Returns:
         `{"ter": ..., "asr": ...}`, fractions in [0, 1]; `asr` is `None` where it is undefined.
     """
+    ter = TestErrorRate().to(device)
+    target = None if attack is None else attack.target_label
+    asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
+    has_other_labels = False
+    with _testing(federation, global_weights, buffers) as module:
+        for x, y in _batches(dataset):
+            x, y = x.to(device), y.to(device)
+            ter.update(module(x), y)
+            if asr is not None and attack is not None and target is not None:
+                has_other_labels = has_other_labels or bool((y - target).any())
+                asr.update(module(attack.trigger(x)), y)
+    return {
+        "ter": float(ter.compute()),
+        "asr": float(asr.compute()) if asr is not None and has_other_labels else None,
+    }
+
+
+def evaluate_metrics(
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    global_weights: Tensor,
+    *,
+    buffers: Tensor | None,
+    members: Sequence[Dataset[Any]],
+    device: torch.device,
+) -> dict[str, float]:
+    """Compute metrics on the test set.
+
+    Args:
+        federation: Its module's `forward` gives the predictions; with test data.
+        metrics: By label. One whose `update` takes `member` as well is shown the samples of
+            `members`, too, and which of the samples these are.
+        global_weights: Shape $(d,)$.
+        buffers: Persistent buffers, shape $(b,)$, or `None`.
+        members: Pairs of input and label that metrics with a `member` ask about.
+        device: Where to compute.
+
+    Returns:
+        A number for every label.
+
+    Raises:
+        ConfigurationError: If a metric does not take what the model predicts, or gives anything
+            but one number.
+    """
+    asking = {label: _asks_members(metric) for label, metric in metrics.items()}
+    for metric in metrics.values():
+        metric.to(device).reset()
+    shown = [*((dataset, True) for dataset in members if any(asking.values()))]
+    if federation.test_dataset is not None:
+        shown.append((federation.test_dataset, False))
+    with _testing(federation, global_weights, buffers) as module:
+        for dataset, member in shown:
+            for x, y in _batches(dataset):
+                y = y.to(device)
+                preds, is_member = module(x.to(device)), torch.full(y.shape[:1], member).to(device)
+                for label, metric in metrics.items():
+                    with _named(label):
+                        if asking[label]:
+                            metric.update(preds, y, is_member)
+                        elif not member:
+                            metric.update(preds, y)
+    found = {}
+    for label, metric in metrics.items():
+        with _named(label):
+            found[label] = float(metric.compute())
+    return found
+
+
+def _asks_members(metric: Metric) -> bool:
+    return "member" in inspect.signature(metric.update).parameters
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"The metric `{label}` does not fit this model and data: {error}"
+        ) from error
+
+
+@contextmanager
+def _testing(
+    federation: Federation, global_weights: Tensor, buffers: Tensor | None
+) -> Iterator[nn.Module]:
+    """Give the federation's module these weights, ready to predict."""
     module = federation.module
     federation.layout.load(module, global_weights)
     if buffers is not None:
@@ -76,22 +166,9 @@ def evaluate(
     # One by one: a user may keep some of them, as frozen layers, in another mode than the rest.
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
-    ter = TestErrorRate().to(device)
-    target = None if attack is None else attack.target_label
-    asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
-    has_other_labels = False
     try:
         with torch.no_grad():
-            for x, y in _batches(dataset):
-                x, y = x.to(device), y.to(device)
-                ter.update(module(x), y)
-                if asr is not None and attack is not None and target is not None:
-                    has_other_labels = has_other_labels or bool((y - target).any())
-                    asr.update(module(attack.trigger(x)), y)
+            yield module
     finally:
         for part, mode in modes:
             part.training = mode
-    return {
-        "ter": float(ter.compute()),
-        "asr": float(asr.compute()) if asr is not None and has_other_labels else None,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "AggregationError",
@@ -17,6 +17,7 @@ __all__ = [
     "HistoryFullError",
     "HistoryKeyError",
     "HistoryLockedError",
+    "MethodsFailedError",
     "MissingDependencyError",
     "RecipeError",
     "RecoveryError",
@@ -105,6 +106,21 @@ class HistoryKeyError(HistoryError):
 
 class RecoveryError(FedrecError):
     """A recovery cannot go on."""
+
+
+class MethodsFailedError(RecoveryError):
+    """Some of the methods of a run failed; what the others came to is kept.
+
+    Args:
+        failures: Why, by the method's label.
+    """
+
+    def __init__(self, failures: Mapping[str, str]) -> None:
+        self.failures = dict(failures)
+        number = len(self.failures)
+        head = f"{number} {'method' if number == 1 else 'methods'} failed; the others are kept:"
+        lines = [f"{label}: {reason}" for label, reason in self.failures.items()]
+        super().__init__("\n  - ".join([head, *lines]))
 
 
 class MissingDependencyError(FedrecError, ModuleNotFoundError):

@@ -150,7 +150,7 @@ class Federation:
             [*clients, *fakes],
             module,
             test_dataset=data.test_dataset,
-            malicious=[*_draw_malicious(malicious, ids, seed), *(f.client_id for f in fakes)],
+            malicious=[*draw_malicious(malicious, ids, seed), *(f.client_id for f in fakes)],
             server_data=data.server_dataset if server_data is None else server_data,
             buffers=buffers,
         )
@@ -162,9 +162,16 @@ class Federation:
         )
 
 
-def _draw_malicious(
+def draw_malicious(
     malicious: int | float | Sequence[str], ids: Sequence[str], seed: int
 ) -> Sequence[str]:
+    """Return who is malicious.
+
+    Args:
+        malicious: How many, which fraction, or who.
+        ids: All clients.
+        seed: Decides the draw.
+    """
     if not isinstance(malicious, (int, float)):
         return malicious
     requirement = f"a count below {len(ids)}, a fraction in [0, 1), or a list of client ids"
@@ -260,7 +267,7 @@ class ClientSampler(Component):
             round: Round $t$.
             seed: Seed of the recording.
         """
-        self._check_known(client_ids)
+        self.check_known(client_ids)
         joins, leaves = self.joins or {}, self.leaves or {}
         there = [
             c for c in client_ids if joins.get(c, 0) <= round and round < leaves.get(c, math.inf)
@@ -287,7 +294,12 @@ class ClientSampler(Component):
         order = numpy_generator(seed, "cohort", round).permutation(len(there))
         return tuple(there[i] for i in sorted(order[:count]))
 
-    def _check_known(self, client_ids: Sequence[str]) -> None:
+    def check_known(self, client_ids: Sequence[str]) -> None:
+        """Raise `ConfigurationError` if the schedule, `joins` or `leaves` name unknown clients.
+
+        Args:
+            client_ids: All clients.
+        """
         named = {
             "schedule": [c for cohort in self.schedule or () for c in cohort],
             "joins": self.joins or {},

@@ -15,22 +15,13 @@ from torch import Tensor
 from fedrec._files import write_atomically
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
-from fedrec.checkpoint import (
-    lightning_checkpoint,
-    load_state,
-    on_device,
-    save_state,
-)
+from fedrec.checkpoint import lightning_checkpoint, load_state, on_device, save_state
 from fedrec.component import build
 from fedrec.engine import Engine
 from fedrec.estimate_errors import EstimateErrors
-from fedrec.exceptions import (
-    ConfigurationError,
-    RecoveryError,
-    ShapeError,
-    expected,
-)
+from fedrec.exceptions import ConfigurationError, RecoveryError, ShapeError, expected
 from fedrec.federation import Federation
+from fedrec.functional._finite import nonfinite_rows
 from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
 from fedrec.interrupts import stop_between_rounds
@@ -38,6 +29,7 @@ from fedrec.memory import num_bytes_text, recovery_bytes
 from fedrec.metrics import CostLedger
 from fedrec.metrics_log import MetricsLog
 from fedrec.recording import plan_text, require_same_plan, training_of
+from fedrec.recoverers._gradients import warn_unless_gradients
 from fedrec.recoverers.base import Recoverer
 from fedrec.recovery_context import recovery_context, require_cooperation
 from fedrec.types import RunResult
@@ -82,6 +74,8 @@ class Recovery:
             self._forget_earlier_run()
             began = time.perf_counter()
             self.recoverer.start(history, self.remaining, self.rounds)
+            if self.recoverer.assumes_gradients:
+                warn_unless_gradients(self.federation, self.remaining, self.name)
             weights = self.recoverer.initial_weights(history).to(loop.device)
             seconds = time.perf_counter() - began
         else:
@@ -278,7 +272,7 @@ class Recovery:
                     f"Expected {self.name}.step to return shape {tuple(weights.shape)}, "
                     f"but got {tuple(new.shape)}."
                 )
-            if not torch.isfinite(new.sum()) and not bool(torch.isfinite(new).all()):
+            if nonfinite_rows(new[None]):
                 raise RecoveryError(
                     f"{self.name} gave non-finite global weights in round {t}. "
                     "HINT: ask clients more often (a smaller `correction_period`)."

@@ -13,13 +13,14 @@ from fedrec.cli.detect import compare_run
 from fedrec.cli.listing import ls, show
 from fedrec.cli.plot import plot_command
 from fedrec.cli.sweep import sweep_command
-from fedrec.exceptions import ConfigurationError
-from fedrec.history import Forecast, LMDBHistory, forecast
+from fedrec.data import FederatedDataModule
+from fedrec.exceptions import ConfigurationError, FedrecError, RecipeError
 from fedrec.memory import num_bytes_text
-from fedrec.parameters import ParameterVector
 from fedrec.recipe import Recipe, load_recipe, run
-from fedrec.recipe.folder import existing
+from fedrec.recipe.folder import RunFolder, existing
+from fedrec.recipe.planning import forecast_history, recoveries_there
 from fedrec.recipe.results import collect_results
+from fedrec.recipe.runner import is_recorded
 from fedrec.recipe.schema import build_parts
 from fedrec.report import print_results, write_comparison, write_report
 
@@ -82,37 +83,50 @@ def _report(args: argparse.Namespace) -> None:
 
 def _validate(args: argparse.Namespace) -> None:
     recipe: Recipe = load_recipe(args.target, args.overrides, args.allow)
-    console = Console()
-    console.print(f"{recipe.path} has no mistakes.", markup=False, highlight=False)
-    told = _forecast(recipe)
+    lines = [f"{recipe.path} has no mistakes."]
+    data = build_parts(recipe).data
+    try:
+        data.test_dataset  # noqa: B018 - a property that loads
+    except Exception as error:  # noqa: BLE001 - of a recipe for another machine
+        lines.append(f"Whether its data can be split was not checked, for want of them: {error}")
+    else:
+        _split(data)
+    told = forecast_history(recipe)
     if told is not None:
         assumed = ", if updates compress as expected" if told.assumed else ""
-        console.print(
-            f"Its history will take about {num_bytes_text(told.num_bytes)} of disk{assumed}.",
-            markup=False,
-            highlight=False,
-        )
-    ids = build_parts(recipe).data.client_ids
+        size = num_bytes_text(told.num_bytes)
+        lines.append(f"Its history will take about {size} of disk{assumed}.")
+    lines.append(_plan(recipe, RunFolder(Path(args.output_dir) / recipe.name)))
+    ids = data.client_ids
     named = ", ".join(ids) if len(ids) <= _MOST_NAMED else f"{ids[0]}, {ids[1]}, ..., {ids[-1]}"
-    console.print(f"Its clients are {named}.", markup=False, highlight=False, soft_wrap=True)
+    lines.append(f"Its clients are {named}.")
+    console = Console()
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _forecast(recipe: Recipe) -> Forecast | None:
-    """Tell how much room the history will take on disk, if it is kept there."""
-    parts = build_parts(recipe)
-    store, given = parts.history
-    if not issubclass(store, LMDBHistory):
-        return None
-    ids, sampler = parts.data.client_ids, parts.record.get("sampler")
-    return forecast(
-        num_clients=len(ids),
-        num_parameters=ParameterVector(parts.model).num_parameters,
-        max_rounds=parts.record["max_rounds"],
-        codec=given.get("codec") or "float32",
-        keep=given.get("keep"),
-        clients_per_round=None if sampler is None else len(sampler.sample(ids, 0, 0)),
-        encrypted=given.get("master_key") is not None,
+def _split(data: FederatedDataModule) -> None:
+    """Split the data over the clients, and say so if that cannot be done."""
+    try:
+        sets = data.client_datasets()
+    except (FedrecError, ValueError) as error:
+        raise RecipeError(f"data: {error}") from error
+    empty = [client for client, samples in sets.items() if not len(samples)]
+    if empty:
+        hint = "use fewer clients or another partition."
+        raise RecipeError(f"data: Clients {empty[:10]} have no data. HINT: {hint}")
+
+
+def _plan(recipe: Recipe, folder: RunFolder) -> str:
+    """Say what a run consists of, and what of it is there."""
+    recoveries = len(recipe.config.get("recoverers") or [])
+    text = (
+        f"It makes a recording and {recoveries} {'recovery' if recoveries == 1 else 'recoveries'}"
     )
+    if not folder.recipe_file.exists() or not is_recorded(recipe, folder.path):
+        return f"{text}."
+    there = sum(recoveries_there(recipe, [folder]))
+    return f"{text}; the recording and {there} of these are in {folder.path} already."
 
 
 def _show(folder: Path, results: dict[str, Any]) -> None:

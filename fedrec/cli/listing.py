@@ -32,6 +32,7 @@ FAMILIES = {
     "models": ("pytorch_lightning.LightningModule", "model"),
     "samplers": ("fedrec.federation.ClientSampler", "record.sampler"),
     "histories": ("fedrec.history.HistoryStore", "history"),
+    "metrics": ("torchmetrics.Metric", "metrics.0"),
 }
 
 _HEADING = re.compile(r"^(Args|Attributes|Shape|Raises|Returns|References|Examples):$")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fedrec import __version__
-from fedrec.exceptions import FedrecError
+from fedrec.exceptions import FedrecError, MethodsFailedError
 
 __all__ = ["main"]
 
@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit code: 0, 1 for a damaged history or a point of a sweep that failed, 2 for a
-        mistake of the user's, 130 after an interrupt.
+        The exit code: 0, 1 for a damaged history or for methods or points of a sweep that failed,
+        2 for a mistake of the user's, 130 after an interrupt.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         sys.stderr.write(f"Error: {error}\n")
-        return 2
+        return 1 if isinstance(error, MethodsFailedError) else 2
 
 
 def _execute(args: argparse.Namespace) -> int:
@@ -132,10 +132,11 @@ def _parser() -> argparse.ArgumentParser:
                 "recording and change nothing; repeatable",
             )
             sub.add_argument("--json", action="store_true", help="print the comparison as JSON")
-        if name in ("run", "record"):
+        if name in ("run", "record", "validate"):
             sub.add_argument(
                 "--output-dir", default="runs", help="where run folders lie (default: runs)"
             )
+        if name in ("run", "record"):
             sub.add_argument(
                 "--overwrite", action="store_true", help="remove an existing run of this name first"
             )
@@ -180,7 +181,11 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="remove the history of a recording once all of its points are done",
     )
-    sub.add_argument("--dry-run", action="store_true", help="list the points and do nothing")
+    sub.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="list the points, tell what there is to do and how much disk it takes, and do nothing",
+    )
     _add_allow(sub, _ALLOW)
     sub.add_argument("--no-progress", action="store_true", help="no progress bars")
     sub.add_argument("--debug", action="store_true", help="show where an error comes from")
@@ -193,12 +198,14 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     sub.add_argument(
         "--kind",
         choices=("values", "cost", "cp"),
-        help="values: figures against a swept key (default); cost: TER against what clients spend; "
-        "cp: how CP is distributed over clients (default of a run)",
+        help="values: figures against a swept key (default); cost: a figure against what clients "
+        "spend; cp: how CP is distributed over clients (default of a run)",
     )
     sub.add_argument("--x", metavar="KEY", help="swept key along the axis (default: the first)")
     sub.add_argument(
-        "--y", metavar="FIGURES", help="columns, such as ter,asr,acp (default: these three)"
+        "--y",
+        metavar="FIGURES",
+        help="columns, such as ter,asr,acp (default: these three; of cost: ter)",
     )
     sub.add_argument(
         "--by", metavar="KEY", default="method", help="what colours tell apart (default: method)"

@@ -12,7 +12,7 @@ from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.folder import RunFolder
 from fedrec.recipe.grid import split_values
 from fedrec.recipe.results import collect_results
-from fedrec.recipe.tables import COLUMNS, POISONED, Row, read_table
+from fedrec.recipe.tables import POISONED, Row, figures_of, read_table
 from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values, save_figure
 
 __all__ = ["plot_command"]
@@ -31,20 +31,23 @@ def plot_command(args: argparse.Namespace) -> None:
         output = target / "cp.svg"
     else:
         rows, keys = read_table(target)
+        rows = [row for row in rows if not row["failure"]]
         rows = _where(rows, [*keys, "seed", "method"], args.where)
         by = _key(args.by, [*keys, "method"], "by")
         x = _key(args.x, [*keys, "method"], "x") if args.x else (keys[0] if keys else "method")
         kind = args.kind or "values"
         folder = target if target.is_dir() else target.parent
         output = folder / f"{kind}.svg"
+        known = figures_of(rows)
+        y = [_key(name, known, "y") for name in args.y.split(",")] if args.y else []
         if kind == "cost":
-            figure = draw_cost(rows, keys, by=by)
+            if len(y) > 1:
+                raise ConfigurationError(expected("y", "one column for `--kind cost`", args.y))
+            figure = draw_cost(rows, keys, y=y[0] if y else "ter", by=by)
         elif kind == "cp":
             figure = draw_box(_with_cp(rows, folder), keys, x=x)
         else:
-            known = COLUMNS[COLUMNS.index("method") + 1 : -1]
-            y = [_key(name, known, "y") for name in (args.y or "ter,asr,acp").split(",")]
-            figure = draw_values(rows, keys, x=x, y=y, by=by)
+            figure = draw_values(rows, keys, x=x, y=y or ["ter", "asr", "acp"], by=by)
     path = save_figure(figure, args.output or output)
     sys.stdout.write(f"{path}\n")
 

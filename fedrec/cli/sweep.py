@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedrec.memory import num_bytes_text
 from fedrec.recipe import Sweep, sweep
 from fedrec.recipe.grid import parse_grid, short_keys
+from fedrec.recipe.planning import plan_sweep
 from fedrec.recipe.points import Point, sweep_points
-from fedrec.recipe.runner import is_done
 from fedrec.report.table import fraction, percent
 
 __all__ = ["sweep_command"]
@@ -30,7 +31,7 @@ def sweep_command(args: argparse.Namespace) -> int:
         )
         folder = Path(args.output_dir) / points[0].sweep
         recordings = Path(args.recordings) if args.recordings else folder / "recordings"
-        _list(points, recordings)
+        _list(points, recordings, args.delete_histories)
         return 0
     done = sweep(
         args.target,
@@ -54,13 +55,21 @@ def sweep_command(args: argparse.Namespace) -> int:
     return 1 if done.failures else 0
 
 
-def _list(points: Sequence[Point], recordings: Path) -> None:
-    console = Console()
-    for point in points:
-        done = is_done(point.recipe, recordings / point.recording / "points" / point.key)
+def _list(points: Sequence[Point], recordings: Path, delete_histories: bool) -> None:
+    console, plan = Console(), plan_sweep(points, recordings)
+    for point, done in zip(points, plan.done, strict=True):
         _line(console, f"{point.recording}  {'done   ' if done else 'missing'}  {point.name}")
-    num_recordings = len({point.recording for point in points})
-    _line(console, f"{len(points)} points on {num_recordings} recordings.")
+    for what, number, there in (
+        ("Points", len(points), sum(plan.done)),
+        ("Recordings", plan.recordings, plan.recordings_there),
+        ("Recoveries", plan.recoveries, plan.recoveries_there),
+    ):
+        _line(console, f"{what}: {number - there} to make, {there} there.")
+    if plan.sizes:
+        most, total = (num_bytes_text(size) for size in (max(plan.sizes), sum(plan.sizes)))
+        assumed = ", if updates compress as expected" if plan.assumed else ""
+        kept = f"{most} at a time" if delete_histories else f"{total} in all, if they are kept"
+        _line(console, f"Disk: up to {most} for a history, {kept}{assumed}.")
 
 
 def _print(done: Sweep, console: Console) -> None:
@@ -80,6 +89,8 @@ def _print(done: Sweep, console: Console) -> None:
             _cell(row["acp_mean"], row["acp_std"], percent),
         ]
         labels = [escape(str(row[key])) for key in (*done.keys, "method")]
+        if row["failures"]:
+            labels[-1] += f" ({row['failures']} failed)"
         table.add_row(*labels, *cells)
     console.print(table)
 

@@ -20,7 +20,8 @@ class Ensemble(Detector):
     not matter.
 
     Args:
-        detectors: At least one detector, no object twice: it would see every round twice.
+        detectors: At least one detector, no object twice, not inside another ensemble either: it
+            would see every round twice.
         votes: How many have to agree; `None` for more than half of them.
         action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
@@ -44,8 +45,9 @@ class Ensemble(Detector):
             raise ConfigurationError(
                 expected("detectors", "a list of one or more detectors", detectors)
             )
-        for i, detector in enumerate(detectors):
-            if any(detector is other for other in detectors[:i]):
+        everyone = [inner for detector in detectors for inner in _all_in(detector)]
+        for i, detector in enumerate(everyone):
+            if any(detector is other for other in everyone[:i]):
                 hint = "construct it anew for a second vote."
                 raise ConfigurationError(
                     expected("detectors", "different objects", detector, hint=hint)
@@ -92,3 +94,9 @@ class Ensemble(Detector):
         votes = {client: sum(client in r.malicious for r in results) for client in seen}
         needed = len(self.detectors) // 2 + 1 if self.votes is None else self.votes
         return tuple(client for client, count in votes.items() if count >= needed), votes
+
+
+def _all_in(detector: Detector) -> list[Detector]:
+    """Return a detector and, of an ensemble, all in it."""
+    inner = detector.detectors if isinstance(detector, Ensemble) else ()
+    return [detector, *(found for one in inner for found in _all_in(one))]

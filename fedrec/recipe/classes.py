@@ -14,7 +14,11 @@ __all__ = ["ClassFinder", "article"]
 _SAFE = ("fedrec", "torch", "torchmetrics", "lightning", "pytorch_lightning")
 
 # Where short names are looked up for a base class that is not our own.
-_FAMILIES = {"LightningModule": "fedrec.models", "Logger": "pytorch_lightning.loggers"}
+_FAMILIES = {
+    "LightningModule": "fedrec.models",
+    "Logger": "pytorch_lightning.loggers",
+    "Metric": "fedrec.metrics",
+}
 
 
 def article(name: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +14,76 @@ from omegaconf import OmegaConf
 
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.recipe.schema import Recipe, folder_name
+from fedrec.federation import Federation
+from fedrec.loop import FederatedLoop
+from fedrec.recipe.schema import Parts, Recipe, folder_name
 
-__all__ = ["DETECTION", "RECORD", "RunFolder", "existing", "hash_of", "recording_part"]
+__all__ = [
+    "DETECTION",
+    "RECORD",
+    "RECORDED",
+    "RunFolder",
+    "existing",
+    "hash_of",
+    "recording_part",
+]
 
 RECORD = "record/result.json"
 DETECTION = "detection.json"
+#: Stands for the recorded model, beside the labels of recoveries, which are not empty.
+RECORDED = ""
 
-# What of a recipe decides the bits of its recording.
-_RECORDING = ("seed", "data", "model", "federation", "aggregator", "attack", "history", "record")
 _COMPONENTS = ("data", "model", "aggregator", "attack", "history", "detector", "recoverer")
+# What of the loop decides the bits of a recording.
 _PLAN = ("accelerator", "devices", "precision", "executor", "seed", "deterministic", "fast_dev_run")
 
 
-def recording_part(config: Mapping[str, Any], detector_stops: bool = False) -> dict[str, Any]:
-    """Return what of a resolved recipe its recording depends on.
+def recording_part(recipe: Recipe, parts: Parts) -> dict[str, Any]:
+    """Return what of a recipe its recording depends on.
+
+    An argument that says what the default says anyway makes no other recording.
 
     Args:
-        config: The resolved recipe.
-        detector_stops: Whether the detector ends the recording, and so is part of it.
+        recipe: From `load_recipe`.
+        parts: What it stands for.
     """
-    part = {key: config.get(key) for key in _RECORDING}
-    loop = config.get("loop") or {}
+    config, seed = recipe.config, recipe.config.get("seed", 0)
+    part = {key: config.get(key) for key in ("seed", "data", "model", "aggregator", "attack")}
+    federation = config.get("federation")
+    part["federation"] = _given(federation, Federation.from_data, seed=seed, local_steps=1)
+    part["record"] = _given(config.get("record"), FederatedLoop.record)
+    loop = _given(config.get("loop"), FederatedLoop, seed=seed) or {}
     part["loop"] = {key: loop[key] for key in _PLAN if key in loop}
-    part["detector"] = config.get("detector") if detector_stops else None
+    part["history"] = _stored(config.get("history"))
+    stops = parts.detector is not None and parts.detector.action == "stop"
+    part["detector"] = config.get("detector") if stops else None
     return part
+
+
+def _given(
+    arguments: Mapping[str, Any] | None, function: Callable[..., Any], **defaults: Any
+) -> dict[str, Any] | None:
+    """Return the arguments that are not the defaults; the recipe's own defaults come first."""
+    known = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    known |= defaults
+    plain = (type(None), bool, int, float, str)
+    left = {
+        name: value
+        for name, value in (arguments or {}).items()
+        if not (isinstance(value, plain) and name in known and value == known[name])
+    }
+    return left or None
+
+
+def _stored(node: Any) -> Any:
+    """Return of a history what changes what is stored in it."""
+    if isinstance(node, Mapping):
+        given = node.get("init_args") or {}
+        kept = {k: v for k, v in given.items() if k not in ("map_size", "sync_every")}
+        if kept.get("codec") == "float32":
+            del kept["codec"]
+        node = {**node, "init_args": kept} if kept else node["class_path"]
+    return None if node == "LMDBHistory" else node
 
 
 class RunFolder:
@@ -61,6 +107,18 @@ class RunFolder:
     def recovery_file(self, label: str) -> str:
         """The file of a recovery that `result` and `write` are about."""
         return f"recover/{folder_name(label)}/result.json"
+
+    def measures_file(self, label: str) -> str:
+        """The file with what was measured of a recovered model, or of the recorded one."""
+        return f"{'record' if label == RECORDED else f'recover/{folder_name(label)}'}/measures.json"
+
+    def weights_file(self, label: str) -> str:
+        """Where the weights of a finished recovery, or those of the recording, are."""
+        return "history" if label == RECORDED else f"recover/{folder_name(label)}/checkpoint.npz"
+
+    def failure_file(self, label: str) -> str:
+        """The file with the traceback of a recovery that failed by a fault of its own."""
+        return f"recover/{folder_name(label)}/failure.txt"
 
     def open(self, recipe: Recipe, recording: Mapping[str, Any], *, overwrite: bool) -> None:
         """Make the folder, or take up the one there is if it belongs to the same recording.

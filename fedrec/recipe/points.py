@@ -116,8 +116,7 @@ def _point(recipe: Recipe, name: str, texts: Mapping[str, str], seed: int, repea
     if "path" not in inspect.signature(parts.history[0]).parameters:
         wanted = "a history on disk, which several runs can share"
         raise ConfigurationError(expected("history", wanted, parts.history[0].__name__))
-    stops = parts.detector is not None and parts.detector.action == "stop"
-    part = recording_part(config, stops)
+    part = recording_part(recipe, parts)
     recording = hash_of(part)
     rest = {"recording": recording, "detector": config.get("detector")}
     rest |= {"recover": config.get("recover")}

@@ -8,10 +8,17 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedrec.exceptions import ConfigurationError
-from fedrec.recipe.folder import DETECTION, RECORD, RunFolder
+from fedrec.recipe.folder import DETECTION, RECORD, RECORDED, RunFolder
 from fedrec.recipe.schema import label_of
 
-__all__ = ["collect_results", "excluded_clients", "recovery_spec"]
+__all__ = [
+    "collect_results",
+    "excluded_clients",
+    "is_reference",
+    "measure_specs",
+    "recovery_spec",
+    "reference_label",
+]
 
 _METHOD = (
     "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes", "seconds",
@@ -48,6 +55,48 @@ def excluded_clients(folder: RunFolder, config: Mapping[str, Any]) -> list[str] 
     return None if detection is None else list(detection["malicious"])
 
 
+def is_reference(node: Any) -> bool:
+    """Return whether an entry of `recoverers` trains from scratch."""
+    path = node.get("class_path") if isinstance(node, Mapping) else node
+    return str(path).rpartition(".")[2] == "TrainFromScratch"
+
+
+def reference_label(config: Mapping[str, Any]) -> str | None:
+    """Return which recovery the others are compared with: the first that trains from scratch.
+
+    Args:
+        config: The resolved recipe.
+    """
+    nodes = config.get("recoverers") or []
+    return next((str(label_of(node)) for node in nodes if is_reference(node)), None)
+
+
+def measure_specs(folder: RunFolder, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the measures of the models there are depend on, besides the recording.
+
+    Args:
+        folder: A run folder.
+        config: The resolved recipe.
+
+    Returns:
+        By label of the finished recoveries, and of the recorded model; nothing as long as there is
+        nothing to measure.
+    """
+    exclude = excluded_clients(folder, config)
+    if exclude is None or folder.read(RECORD) is None:
+        return {}
+    done = {}
+    for i, node in enumerate(config.get("recoverers") or []):
+        spec = recovery_spec(config, i, exclude)
+        if folder.result(folder.recovery_file(label_of(node)), spec) is not None:
+            done[str(label_of(node))] = spec
+    reference, metrics = done.get(reference_label(config) or RECORDED), config.get("metrics")
+    if reference is None and not metrics:
+        return {}
+    shared = {"exclude": exclude, "reference": reference, "metrics": metrics}
+    return {label: {"model": spec, **shared} for label, spec in {RECORDED: None, **done}.items()}
+
+
 def collect_results(folder: RunFolder) -> dict[str, Any]:
     """Return what `results.json` holds, as far as the run has come.
 
@@ -71,6 +120,12 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         )
     detection = folder.result(DETECTION, {"detector": config.get("detector")})
     exclude = excluded_clients(folder, config)
+    specs = measure_specs(folder, config)
+
+    def measured(label: str) -> dict[str, Any]:
+        found = folder.result(folder.measures_file(label), specs[label]) if label in specs else None
+        return {"distance": None, "relative_distance": None, "metrics": {}, **(found or {})}
+
     methods = []
     for i, node in enumerate(config.get("recoverers") or []):
         if exclude is None:
@@ -78,12 +133,12 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         label = label_of(node)
         done = folder.result(folder.recovery_file(label), recovery_spec(config, i, exclude))
         if done is not None:
-            figures = {key: done.get(key) for key in _METHOD}
+            figures = {key: done.get(key) for key in _METHOD} | measured(label)
             methods.append({"name": label, **figures, "excluded": exclude})
     return {
         "recipe": config,
         "synthetic_data": record.get("synthetic_data", False),
-        "poisoned": {"ter": record["ter"], "asr": record["asr"]},
+        "poisoned": {"ter": record["ter"], "asr": record["asr"], **measured(RECORDED)},
         "detection": None
         if detection is None
         else {key: detection[key] for key in ("malicious", "fnr", "fpr", "round")},

@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import shutil
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -14,17 +15,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedrec._files import write_atomically
-from fedrec.exceptions import ConfigurationError, expected
+from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, expected
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
-from fedrec.recipe.folder import DETECTION, RECORD, RunFolder, recording_part
+from fedrec.recipe.folder import DETECTION, RECORD, RECORDED, RunFolder, recording_part
+from fedrec.recipe.measures import Model, is_measured, measure, recorded_model
 from fedrec.recipe.results import collect_results, recovery_spec
 from fedrec.recipe.schema import Recipe, build_parts, folder_name
+from fedrec.recoverers.base import Recoverer
 from fedrec.report import write_report
 from fedrec.types import Detection, RunResult
 
-__all__ = ["STEPS", "is_done", "run"]
+__all__ = ["STEPS", "is_done", "is_recorded", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ def run(
 
     Raises:
         ConfigurationError: If the folder holds another recording, or a step lacks an earlier one.
+        MethodsFailedError: If some of the methods failed, once all others are done.
         KeyboardInterrupt: After an interrupt, once the run is in a state from which it goes on.
     """
     for step in steps:
@@ -86,16 +90,30 @@ def is_done(recipe: Recipe, folder: str | Path) -> bool:
     return where.recipe_file.exists() and _Session(recipe, where, False).is_done(STEPS)
 
 
+def is_recorded(recipe: Recipe, folder: str | Path) -> bool:
+    """Return whether a run folder holds the recording of a recipe.
+
+    Args:
+        recipe: From `load_recipe`.
+        folder: The run folder, which need not exist.
+    """
+    return _Session(recipe, RunFolder(folder), False).is_recorded()
+
+
 def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, Any]:
     where = session.folder
     before = where.recipe_file.read_bytes() if where.recipe_file.exists() else None
     where.open(session.recipe, session.recording, overwrite=overwrite)
+    failed: MethodsFailedError | None = None
     try:
         if session.is_done(steps):
             _log.info("Everything in `%s` is done already.", where.path)
+            session.measure()
         else:
             with session.history:
                 session.do(steps)
+    except MethodsFailedError as error:
+        failed = error
     except ConfigurationError:
         # A recipe that cannot be run does not take the place of one that could.
         if before is not None and not overwrite:
@@ -104,6 +122,8 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     results = collect_results(where)
     where.write("results.json", results)
     write_report(where.path)
+    if failed is not None:
+        raise failed
     return results
 
 
@@ -115,9 +135,10 @@ class _Session:
         self.folder = folder
         self.parts = build_parts(recipe)
         self.stops = self.parts.detector is not None and self.parts.detector.action == "stop"
-        self.recording = recording_part(recipe.config, self.stops)
+        self.recording = recording_part(recipe, self.parts)
         quietly = {} if progress else {"enable_progress_bar": False}
         self.loop = FederatedLoop(**{**self.parts.loop, **quietly, "default_root_dir": folder.path})
+        self.models: dict[str, Model] = {}
 
     @cached_property
     def federation(self) -> Federation:
@@ -130,9 +151,13 @@ class _Session:
             arguments = {**arguments, "path": self.folder.path / "history"}
         return cls(**arguments)
 
+    def is_recorded(self) -> bool:
+        """Return whether there is nothing left to record."""
+        return self.folder.result(RECORD, self.recording) is not None
+
     def is_done(self, steps: Sequence[str]) -> bool:
         """Return whether nothing is left to do; a history that was removed since is not missed."""
-        if self.folder.result(RECORD, self.recording) is None:
+        if not self.is_recorded():
             return False
         results = collect_results(self.folder)
         detected = results["detection"] is not None or not self.detects(steps)
@@ -165,7 +190,8 @@ class _Session:
         if self.history.is_empty:
             # What was made from a history that is gone would not fit to the new one.
             shutil.rmtree(self.folder.path / "recover", ignore_errors=True)
-            (self.folder.path / DETECTION).unlink(missing_ok=True)
+            for name in (DETECTION, self.folder.measures_file(RECORDED)):
+                (self.folder.path / name).unlink(missing_ok=True)
             _log.info("Recording %d rounds of %s.", total, self.federation)
         else:
             _log.info("Recording: going on at round %d of %d.", len(self.history.rounds()), total)
@@ -255,36 +281,84 @@ class _Session:
         exclude = self.parts.exclude
         if isinstance(exclude, str):
             exclude = self.detect()["malicious"]
+        self.models[RECORDED] = recorded_model(self.history)
+        self.measure()  # a metric that does not fit is found out before hours of recoveries
+        failures: dict[str, Exception] = {}
         for i, (label, recoverer) in enumerate(self.parts.recoverers.items()):
-            file = self.folder.recovery_file(label)
-            spec = recovery_spec(self.recipe.config, i, list(exclude))
-            if self.folder.result(file, spec) is not None:
-                _log.info("%s: kept.", label)
-                continue
-            begun = self.folder.read(file)
-            other = begun is not None and begun["spec"] != spec
-            if other:
-                ((self.folder.path / file).parent / "checkpoint.npz").unlink(missing_ok=True)
-            self.folder.write(file, {"spec": spec})
-            noun = "client" if len(exclude) == 1 else "clients"
-            _log.info("Recovering without %d %s: %s.", len(exclude), noun, label)
             try:
-                result = self.loop.recover(
-                    self.federation,
-                    self.history,
-                    recoverer,
-                    exclude,
-                    attack=self.parts.attack,
-                    name=folder_name(label),
-                    # A checkpoint of another recovery is replaced, once the arguments are checked.
-                    resume=not other,
-                    **self.parts.recover,
-                )
-            except ConfigurationError:
-                if begun is not None:
-                    self.folder.write(file, begun)
-                raise
-            self.folder.write(file, {"spec": spec, "result": self._method(result)})
+                self._recover(i, label, recoverer, list(exclude))
+            except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
+                failures[label] = error
+                _log.warning("%s failed: %s", label, str(error).strip() or type(error).__name__)
+        self.measure()
+        self._report(failures)
+
+    def _recover(self, i: int, label: str, recoverer: Recoverer, exclude: list[str]) -> None:
+        """Recover with one of the methods, unless that is done."""
+        file, failure = self.folder.recovery_file(label), self.folder.failure_file(label)
+        spec = recovery_spec(self.recipe.config, i, exclude)
+        if self.folder.result(file, spec) is not None:
+            _log.info("%s: kept.", label)
+            return
+        begun = self.folder.read(file)
+        other = begun is not None and begun["spec"] != spec
+        if other:
+            (self.folder.path / self.folder.weights_file(label)).unlink(missing_ok=True)
+        (self.folder.path / failure).unlink(missing_ok=True)
+        self.folder.write(file, {"spec": spec})
+        noun = "client" if len(exclude) == 1 else "clients"
+        _log.info("Recovering without %d %s: %s.", len(exclude), noun, label)
+        try:
+            result = self.loop.recover(
+                self.federation,
+                self.history,
+                recoverer,
+                exclude,
+                attack=self.parts.attack,
+                name=folder_name(label),
+                # A checkpoint of another recovery is replaced, once the arguments are checked.
+                resume=not other,
+                **self.parts.recover,
+            )
+        except ConfigurationError:
+            if begun is not None:
+                self.folder.write(file, begun)
+            raise
+        self.models[label] = Model(result.global_weights.cpu(), result.buffers)
+        self.folder.write(file, {"spec": spec, "result": self._method(result)})
+
+    def _report(self, failures: Mapping[str, Exception]) -> None:
+        """Raise if methods failed; a recipe that none of its methods can work with is wrong."""
+        if not failures:
+            return
+        errors = list(failures.values())
+        mistakes = all(isinstance(error, ConfigurationError) for error in errors)
+        if mistakes and len(failures) == len(self.parts.recoverers):
+            raise errors[0]
+        reasons = {}
+        for label, error in failures.items():
+            reasons[label] = str(error).strip() or type(error).__name__
+            if not isinstance(error, FedrecError):
+                file = self.folder.path / self.folder.failure_file(label)
+                write_atomically(file, "".join(traceback.format_exception(error)).encode())
+                reasons[label] = f"{type(error).__name__}: {reasons[label]} (traceback in {file})"
+        raise MethodsFailedError(reasons) from errors[0]
+
+    def measure(self) -> None:
+        """Measure the models that have not been measured yet."""
+        if is_measured(self.folder, self.recipe.config) and RECORDED not in self.models:
+            return
+        if RECORDED not in self.models and (self.folder.path / "history").exists():
+            with self.history:
+                self.models[RECORDED] = recorded_model(self.history)
+        measure(
+            self.folder,
+            self.recipe.config,
+            loop=self.loop,
+            federation=self.federation,
+            metrics=self.parts.metrics,
+            models=self.models,
+        )
 
     def _method(self, result: RunResult) -> dict[str, Any]:
         ledger = result.ledger
@@ -312,7 +386,7 @@ class _Session:
         )
 
     def _need_recording(self) -> None:
-        if self.folder.result(RECORD, self.recording) is None or self.history.is_empty:
+        if not self.is_recorded() or self.history.is_empty:
             raise ConfigurationError(
                 f"`{self.folder.path}` has no finished recording. HINT: `fedrec record "
                 f"{self.folder.recipe_file}` records what is missing."

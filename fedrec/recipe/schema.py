@@ -13,6 +13,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import Logger
+from torchmetrics import Metric
 
 from fedrec._checks import check_choice, check_float, check_int, check_recording, check_recovery
 from fedrec.aggregators.base import Aggregator
@@ -21,7 +22,7 @@ from fedrec.clients import LightningClient
 from fedrec.data import FederatedDataModule
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import RecipeError, expected
-from fedrec.federation import Federation
+from fedrec.federation import ClientSampler, Federation, draw_malicious
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
 from fedrec.random import key as random_key
@@ -47,6 +48,7 @@ _SECTIONS = (
     "record",
     "recover",
     "recoverers",
+    "metrics",
 )
 _FOLDER = "the run folder decides; choose it with `name=` and `--output-dir`."
 _SECTION = "it has a section of its own in the recipe."
@@ -90,6 +92,7 @@ class Parts:
         recover: Keyword arguments of `FederatedLoop.recover`.
         exclude: `"detected"`, or the ids of the clients to leave out.
         recoverers: Recoverers by label.
+        metrics: Metrics by label, besides test error rate and attack success rate.
     """
 
     data: FederatedDataModule
@@ -104,6 +107,7 @@ class Parts:
     recover: Mapping[str, Any]
     exclude: str | list[str]
     recoverers: Mapping[str, Recoverer] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
 def load_recipe(
@@ -162,7 +166,7 @@ def folder_name(label: str) -> str:
 
 
 def label_of(node: Any) -> Any:
-    """Return the label of an entry of `recoverers`: its own, or the class's name."""
+    """Return the label of a recoverer or metric: its own, or the class's name."""
     if not isinstance(node, Mapping):
         return str(node).rpartition(".")[2]
     if node.get("label") is not None:
@@ -241,8 +245,11 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         record=_mapping(record),
         recover=_mapping(recover),
         exclude=exclude,
-        recoverers=_recoverers(config.get("recoverers"), make),
+        recoverers=_labelled("recoverers", Recoverer, config, make),
+        metrics=_labelled("metrics", Metric, config, make),
     )
+    if not errors:
+        _check_clients(parts, make)
     return None if errors else parts
 
 
@@ -292,6 +299,30 @@ def _check_federation(
         LightningClient("client", model, [None], **training)  # type: ignore[arg-type]
 
 
+def _check_clients(parts: Parts, make: Instantiator) -> None:
+    """Check that the clients that a recipe names are there."""
+    try:
+        ids = list(parts.data.client_ids)
+    except Exception:  # noqa: BLE001 - one of a user's may need its data for this
+        return
+    known = [*ids, *(f"fake-{i}" for i in range(parts.federation.get("fake_clients", 0)))]
+    given = {"malicious": parts.federation.get("malicious", 0), "ids": ids}
+    make.construct(draw_malicious, {**given, "seed": parts.federation["seed"]}, "federation")
+    for key, named in (
+        ("federation.malicious", given["malicious"]),
+        ("recover.exclude", parts.exclude),
+    ):
+        unknown = [c for c in named if c not in known] if isinstance(named, list) else []
+        if unknown:
+            wanted = expected(key.rpartition(".")[2], "ids of clients", unknown, known=known[:20])
+            make.mistake(key, wanted)
+    exclude, sampler = parts.exclude, parts.record.get("sampler")
+    if isinstance(exclude, list) and set(known) <= set(exclude):
+        make.mistake("recover.exclude", expected("exclude", "fewer than all clients", exclude))
+    if sampler is not None and type(sampler).sample is ClientSampler.sample:
+        make.construct(sampler.check_known, {"client_ids": known}, "record.sampler.init_args")
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -321,17 +352,21 @@ def _recover(config: Mapping[str, Any], make: Instantiator) -> tuple[Any, Any]:
     return make.arguments(section, "recover", FederatedLoop.recover, given=_RECOVER), exclude
 
 
-def _recoverers(nodes: Any, make: Instantiator) -> dict[str, Recoverer]:
+def _labelled(
+    section: str, base: type, config: Mapping[str, Any], make: Instantiator
+) -> dict[str, Any]:
+    """Build a list of components, each with a label that tells it from the others."""
+    nodes = config.get(section)
     if nodes is None or nodes is UNUSABLE:
         return {}
     if not isinstance(nodes, list):
-        make.mistake("recoverers", expected("recoverers", "a list", nodes))
+        make.mistake(section, expected(section, "a list", nodes))
         return {}
-    found: dict[str, Recoverer] = {}
+    found: dict[str, Any] = {}
     folders: dict[str, str] = {}
     for i, node in enumerate(nodes):
-        key = f"recoverers.{i}"
-        recoverer = make.component(node, key, [Recoverer], extra=["label"])
+        key = f"{section}.{i}"
+        component = make.component(node, key, [base], extra=["label"])
         label = label_of(node)
         if label is UNUSABLE:
             continue
@@ -346,5 +381,5 @@ def _recoverers(nodes: Any, make: Instantiator) -> dict[str, Recoverer]:
             )
         else:
             folders[folder_name(label).lower()] = key
-            found[label] = recoverer
+            found[label] = component
     return found

@@ -16,13 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from fedrec._files import write_atomically
-from fedrec.exceptions import ConfigurationError, FedrecError
+from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
+from fedrec.recipe.clock import Clock, time_text
 from fedrec.recipe.folder import DETECTION, RECORD, RunFolder
+from fedrec.recipe.measures import is_measured
 from fedrec.recipe.points import Point, sweep_points
 from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
 from fedrec.recipe.runner import is_done, run
 from fedrec.recipe.schema import label_of
-from fedrec.recipe.tables import COLUMNS, Row, method_rows, summarize, write_table
+from fedrec.recipe.tables import (
+    COLUMNS,
+    METRIC,
+    POISONED,
+    Row,
+    figures_of,
+    method_rows,
+    summarize,
+    write_table,
+)
 
 __all__ = ["Sweep", "sweep"]
 
@@ -72,7 +83,8 @@ def sweep(
     what it depends on, a point by the hash of everything its figures depend on: calling this again
     does what is missing, be it after an interruption, a failure, or with more values in the grid.
 
-    A point that fails does not keep the others from running; the next call tries it again.
+    A point that fails does not keep the others from running, nor does a method the others of its
+    point; the next call tries what failed again.
 
     Args:
         recipe: The YAML file.
@@ -162,11 +174,12 @@ class _Run:
             missing[name] = []
             for point in points:
                 if is_done(point.recipe, self._folder(point)):
+                    self._measure(point)
                     self._collect(point)
                 else:
                     missing[name].append(point)
         num_missing = sum(len(points) for points in missing.values())
-        self.clock = _Clock(num_missing, sum(bool(points) for points in missing.values()))
+        self.clock = Clock(num_missing, sum(bool(points) for points in missing.values()))
         _log.info(
             "Sweep `%s`: %d points on %d recordings, %d points done already.",
             self.folder,
@@ -243,7 +256,7 @@ class _Run:
             len(self.rows),
             len(self.points),
             point.name,
-            _time(time.monotonic() - began),
+            time_text(time.monotonic() - began),
             self.clock.left(),
         )
 
@@ -275,6 +288,15 @@ class _Run:
             if have and folder.result(name, spec) is None:
                 _copy((have[0].path / name).parent, (folder.path / name).parent)
 
+    def _measure(self, point: Point) -> None:
+        """Bring what is measured of a point that is done up to the metrics of the recipe."""
+        folder = self._folder(point)
+        if not is_measured(RunFolder(folder), point.recipe.config):
+            try:
+                run(point.recipe, folder=folder, progress=self.progress)
+            except FedrecError as error:
+                _log.warning("%s was not measured again: %s", point.name, error)
+
     def _failed(self, point: Point, error: Exception, what: str = "") -> None:
         reason = str(error).strip() or type(error).__name__
         if not isinstance(error, FedrecError):
@@ -282,27 +304,36 @@ class _Run:
             write_atomically(self.folder / "failures" / f"{point.key}.txt", text.encode())
             reason = f"{type(error).__name__}: {reason} (traceback in failures/{point.key}.txt)"
         self.failures[point.name] = what + reason
-        # The methods that came before the one that failed, if there are any.
+        # The methods that did not fail, if there are any.
         with suppress(ConfigurationError, FileNotFoundError):
             self._collect(point)
+        rows = self.rows.setdefault(point.key, [])
+        done = {row["method"] for row in rows}
+        reasons = error.failures if isinstance(error, MethodsFailedError) else {}
+        labels = [label_of(node) for node in point.recipe.config.get("recoverers") or [POISONED]]
+        for label in labels:
+            if label not in done:
+                text = " ".join(reasons.get(label, what + reason).split())
+                own = {**dict.fromkeys(COLUMNS), **self._own(point)}
+                rows.append({**own, "method": label, "failure": text})
+        rows.sort(key=lambda row: [POISONED, *labels].index(row["method"]))
         _log.warning("%s failed: %s%s", point.name, what, reason)
 
+    def _own(self, point: Point) -> Row:
+        """Return the columns that all rows of a point have in common."""
+        folder = os.path.relpath(self._folder(point), self.folder)
+        return {**point.texts, "seed": point.seed, "repeat": point.repeat, "folder": folder}
+
     def _collect(self, point: Point) -> None:
-        folder = self._folder(point)
-        own = {
-            **point.texts,
-            "seed": point.seed,
-            "repeat": point.repeat,
-            "folder": os.path.relpath(folder, self.folder),
-        }
-        results = collect_results(RunFolder(folder))
-        self.rows[point.key] = [{**own, **row} for row in method_rows(results)]
+        results = collect_results(RunFolder(self._folder(point)))
+        self.rows[point.key] = [{**self._own(point), **row} for row in method_rows(results)]
 
     def _write(self) -> Sweep:
         """Write the tables of what there is, in the order of the grid."""
         rows = [row for point in self.points for row in self.rows.get(point.key, [])]
         summary = summarize(rows, self.keys)
-        write_table(self.folder / "results.csv", rows, [*self.keys, *COLUMNS])
+        metrics = [name for name in figures_of(rows) if name.startswith(METRIC)]
+        write_table(self.folder / "results.csv", rows, [*self.keys, *COLUMNS, *metrics])
         columns = list(summary[0]) if summary else [*self.keys, "method", "repeats"]
         write_table(self.folder / "summary.csv", summary, columns)
         state = {
@@ -327,43 +358,6 @@ class _Run:
         )
 
 
-@dataclass(eq=False)
-class _Clock:
-    """Tells how long the rest of a sweep will take, from how long its parts took so far."""
-
-    points: int
-    recordings: int
-    _points: list[float] = field(default_factory=list)
-    _recordings: list[float] = field(default_factory=list)
-
-    def recorded(self, seconds: float | None) -> None:
-        """Note a recording, or that it was there already."""
-        self.recordings -= 1
-        self._recordings += [] if seconds is None else [seconds]
-
-    def skipped(self, points: int) -> None:
-        """Note that a recording failed, and so the points on it."""
-        self.recordings -= 1
-        self.points -= points
-
-    def did(self, seconds: float) -> None:
-        """Note a point."""
-        self.points -= 1
-        self._points.append(seconds)
-
-    def left(self) -> str:
-        """Say how long the rest will take."""
-        pairs = (self._points, self.points), (self._recordings, self.recordings)
-        left = sum(sum(took) / len(took) * more for took, more in pairs if took)
-        return f", about {_time(left)} left" if self.points else ""
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 @contextmanager
 def _alone(lock: Path, what: Path) -> Iterator[None]:
     """Keep other processes out of a folder; the lock ends with this one, however it dies."""
@@ -379,9 +373,9 @@ def _alone(lock: Path, what: Path) -> Iterator[None]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what a recovery left behind, but for what it would go on from."""
+    """Copy what a finished recovery left behind."""
     temporary = target.with_name(target.name + ".copy")
     for path in (temporary, target):
         shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("checkpoint.npz", "*.tmp"))
+    shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.tmp"))
     temporary.rename(target)

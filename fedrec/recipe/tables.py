@@ -13,14 +13,28 @@ from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.metrics import REASONS
 
-__all__ = ["COLUMNS", "POISONED", "method_rows", "read_table", "summarize", "write_table"]
+__all__ = [
+    "COLUMNS",
+    "METRIC",
+    "POISONED",
+    "figures_of",
+    "method_rows",
+    "read_table",
+    "summarize",
+    "write_table",
+]
 
 #: What the poisoned model is called in the column `method`.
 POISONED = "Poisoned"
 
+#: What the columns of a recipe's own metrics, which follow `COLUMNS`, begin with.
+METRIC = "metrics."
+
 _FIGURES = (
     "ter",
     "asr",
+    "distance",
+    "relative_distance",
     "acp",
     "cp_min",
     "cp_max",
@@ -35,7 +49,7 @@ _FIGURES = (
 )
 
 #: Columns of `results.csv` that follow those of the swept keys.
-COLUMNS = ("seed", "repeat", "method", *_FIGURES, "synthetic_data", "folder")
+COLUMNS = ("seed", "repeat", "method", *_FIGURES, "synthetic_data", "failure", "folder")
 
 Row = dict[str, Any]
 
@@ -47,13 +61,14 @@ def method_rows(results: Mapping[str, Any]) -> list[Row]:
         results: What `results.json` holds.
 
     Returns:
-        Rows with the columns from `method` on, but for `folder`; what does not apply is `None`.
+        Rows with the columns from `method` on, but for `folder`; what does not apply is `None`. A
+        recipe's own metrics are under their labels, with `METRIC` before them.
 
     Examples:
         >>> method = {"name": "A", "ter": 0.1, "asr": None, "acp": 75.0, "cp_min": 70.0,
         ...     "cp_max": 80.0, "exact_rounds_by_reason": {"warmup": 2.0, "final": 0.5},
-        ...     "client_bytes": 80, "seconds": 1.5, "excluded": ["a", "b"]}
-        >>> results = {"poisoned": {"ter": 0.9, "asr": None}, "detection": None,
+        ...     "client_bytes": 80, "seconds": 1.5, "excluded": ["a", "b"], "metrics": {}}
+        >>> results = {"poisoned": {"ter": 0.9, "asr": None, "metrics": {}}, "detection": None,
         ...     "methods": [method], "history": {"bytes": 1000}, "synthetic_data": False}
         >>> [(r["method"], r["ter"], r["exact_rounds"]) for r in method_rows(results)]
         [('Poisoned', 0.9, None), ('A', 0.1, 2.5)]
@@ -63,19 +78,41 @@ def method_rows(results: Mapping[str, Any]) -> list[Row]:
         "fnr": detection.get("fnr"),
         "fpr": detection.get("fpr"),
         "history_bytes": results["history"]["bytes"],
+        "failure": None,
     }
     shared["synthetic_data"] = str(results["synthetic_data"]).lower()
     empty = dict.fromkeys(_FIGURES)
-    rows = [{"method": POISONED, **empty, **results["poisoned"], **shared}]
+    poisoned = {k: v for k, v in results["poisoned"].items() if k != "metrics"}
+    poisoned |= _metrics(results["poisoned"])
+    rows = [{"method": POISONED, **empty, **poisoned, **shared}]
     for method in results["methods"]:
         reasons = {f"exact_{k}": v for k, v in method["exact_rounds_by_reason"].items()}
         figures = {name: method[name] for name in _FIGURES if name in method}
         more = {
             "exact_rounds": sum(reasons.values()),
             "num_excluded": len(method["excluded"]),
+            **_metrics(method),
         }
         rows.append({"method": method["name"], **empty, **figures, **reasons, **more, **shared})
     return rows
+
+
+def _metrics(model: Mapping[str, Any]) -> Row:
+    return {f"{METRIC}{label}": value for label, value in model["metrics"].items()}
+
+
+def figures_of(rows: Sequence[Row]) -> list[str]:
+    """Return the columns that have numbers, those of a recipe's own metrics among them.
+
+    Args:
+        rows: Of `results.csv`.
+
+    Examples:
+        >>> figures_of([{"method": "A", "ter": 0.25, "metrics.auc": 0.5}])[-1]
+        'metrics.auc'
+    """
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(METRIC))
+    return [*_FIGURES, *names]
 
 
 def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
@@ -86,10 +123,10 @@ def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
         keys: The swept keys.
 
     Returns:
-        A row for every point and method, in the order they come: the keys, `method`, `repeats`,
-        and of every figure its `_mean` and `_std` (of the sample, with one degree of freedom less
-        than repeats; `None` for a single one). A figure that some repeats lack is that of the
-        others.
+        A row for every point and method, in the order they come: the keys, `method`, `failures` and
+        `repeats` (how many failed, and how many did not), and of every figure its `_mean` and
+        `_std` (of the sample, with one degree of freedom less than repeats; `None` for a single
+        one). A figure that some repeats lack is that of the others.
 
     Examples:
         >>> rows = [{"k": "1", "method": "A", "ter": 0.25}, {"k": "1", "method": "A", "ter": 0.75}]
@@ -100,11 +137,12 @@ def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in (*keys, "method")), []).append(row)
-    summary = []
+    summary, figures = [], figures_of(rows)
     for values, group in groups.items():
         line: Row = dict(zip((*keys, "method"), values, strict=True))
-        line["repeats"] = len(group)
-        for figure in _FIGURES:
+        line["failures"] = sum(bool(row.get("failure")) for row in group)
+        line["repeats"] = len(group) - line["failures"]
+        for figure in figures:
             found = [row[figure] for row in group if row.get(figure) is not None]
             line[f"{figure}_mean"] = statistics.fmean(found) if found else None
             line[f"{figure}_std"] = statistics.stdev(found) if len(found) > 1 else None
@@ -156,8 +194,9 @@ def read_table(path: str | Path) -> tuple[list[Row], list[str]]:
             f"Expected `{path}` to have the columns of a sweep, but it lacks "
             f"{', '.join(missing)}. HINT: {hint}"
         )
+    figures = figures_of(rows)
     for row in rows:
-        for figure in _FIGURES:
+        for figure in figures:
             try:
                 row[figure] = float(row[figure]) if row[figure] else None
             except ValueError as error:

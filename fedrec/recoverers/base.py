@@ -31,6 +31,9 @@ class Recoverer(Component, ABC):
     #: Whether the method asks a client that is being excluded.
     needs_excluded_client: bool = False
 
+    #: Whether the method takes updates for gradients; a warning says where they are not.
+    assumes_gradients: bool = False
+
     def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
         """Prepare for a recovery from scratch: forget earlier ones, check what history offers.
 

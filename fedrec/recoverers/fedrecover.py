@@ -29,7 +29,8 @@ class FedRecover(ReplayRecoverer):
 
     In most rounds, $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$, where bars are
     what the server stored, hats what is recovered, and $\tilde H_t^i$ an L-BFGS approximation of
-    client $i$'s Hessian. Clients are asked
+    client $i$'s Hessian. That takes updates for gradients: a warning is logged where clients make
+    several local steps, or one that is not SGD's. Clients are asked
 
     - `warmup`: in the first $T_w$ rounds, to fill the L-BFGS buffers,
     - `correction`: in every $T_c$-th round after that, to keep the buffers current,
@@ -107,6 +108,7 @@ class FedRecover(ReplayRecoverer):
         self.update_filter = update_filter
         self.diagnose = diagnose
         check_arguments(self)
+        self.assumes_gradients = estimate == "lbfgs"
         self._remaining: tuple[str, ...] = ()
         self._threshold = float("inf")
         self._pairs: PairedBuffer | PaperBuffer | None = None

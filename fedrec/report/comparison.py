@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from fedrec.report.table import detection_text, exact_rounds, fraction, percent
 __all__ = ["write_comparison"]
 
 _Method = Mapping[str, Any]
-_TABLES: tuple[
-    tuple[str, Callable[[_Method], float | None], Callable[[float | None], str]], ...
-] = (
+_Tables = tuple[tuple[str, Callable[[_Method], float | None], Callable[[float | None], str]], ...]
+_TABLES: _Tables = (
     ("Test error rate (TER)", lambda m: m["ter"], fraction),
     ("Attack success rate (ASR)", lambda m: m["asr"], fraction),
+    ("Relative distance to training from scratch", lambda m: m.get("relative_distance"), fraction),
     ("Average cost-saving percentage (ACP)", lambda m: m.get("acp"), percent),
     (
         "Exact rounds per client",
@@ -81,7 +82,11 @@ def _tables(pairs: Sequence[tuple[str, Run]], styles: Mapping[str, str]) -> str:
         found.append({"Poisoned model": run.results["poisoned"], **by_name})
     methods = list(dict.fromkeys(name for models in found for name in models))
     blocks = []
-    for title, value_of, show in _TABLES:
+    labels = dict.fromkeys(
+        k for models in found for m in models.values() for k in m.get("metrics", {})
+    )
+    own: _Tables = tuple((label, partial(_metric, label), fraction) for label in labels)
+    for title, value_of, show in (*_TABLES, *own):
         rows = []
         for method in methods:
             values = [value_of(models[method]) if method in models else None for models in found]
@@ -92,11 +97,16 @@ def _tables(pairs: Sequence[tuple[str, Run]], styles: Mapping[str, str]) -> str:
                 rows.append([f"{line_key(style)}{escape(method)}{remark}", *cells])
         if rows:
             heads = ("Model", *(name for name, _ in pairs))
-            blocks.append(f"<h3>{title}</h3>{table(title, heads, rows)}")
+            blocks.append(f"<h3>{escape(title)}</h3>{table(title, heads, rows)}")
     return "".join(blocks) + note(
         "TER and ASR on the whole test set, from 0 to 1; ACP in percent. Methods with the same "
         "name stand in one row, whatever their settings are."
     )
+
+
+def _metric(label: str, model: _Method) -> float | None:
+    value: float | None = model.get("metrics", {}).get(label)
+    return value
 
 
 def _curves(pairs: Sequence[tuple[str, Run]], figure: str, styles: Mapping[str, str]) -> str:

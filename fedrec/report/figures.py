@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrec.exceptions import ConfigurationError, MissingDependencyError, expected
 from fedrec.recipe.grid import short_keys
-from fedrec.recipe.tables import POISONED, Row
+from fedrec.recipe.tables import METRIC, POISONED, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +32,8 @@ _NAMES = {
     "client_bytes": "bytes of all clients",
     "history_bytes": "bytes of history",
     "num_excluded": "excluded clients",
+    "distance": "distance to scratch",
+    "relative_distance": "relative distance to scratch",
     "cp_min": "lowest CP",
     "cp_max": "highest CP",
 }
@@ -44,9 +46,9 @@ def draw_values(
 ) -> Figure:
     """Draw figures against a swept key: lines over numbers, bars over anything else.
 
-    Every column of panels is a figure, every row of panels a combination of the other keys. Marks
-    are means over repeats, error bars standard deviations. The axis is logarithmic where its
-    values span decades.
+    Columns of panels are figures and rows combinations of the other keys, or the other way round if
+    that is narrower. Marks are means over repeats, error bars standard deviations. The axis is
+    logarithmic where its values span decades.
 
     Args:
         rows: Of `results.csv`.
@@ -75,11 +77,13 @@ def draw_values(
     values = list(dict.fromkeys(row[x] for row in rows))
     looks = _looks([row[by] for row in rows])
     numeric = all(_number(value) is not None for value in values) and len(values) > 1
-    with _figure(len(y), len(panels)) as figure:
-        axes = figure.subplots(len(panels), len(y), squeeze=False, sharex=True)
-        for line, (title, panel) in zip(axes, panels.items(), strict=True):
+    columns, lines = sorted((len(y), len(panels)))
+    with _figure(columns, lines) as figure:
+        axes = figure.subplots(lines, columns, squeeze=False, sharex=True)
+        by_panel = axes.T if len(panels) < len(y) else axes
+        draw = _lines if numeric else _bars
+        for line, (title, panel) in zip(by_panel, panels.items(), strict=True):
             for ax, name in zip(line, y, strict=True):
-                draw = _lines if numeric else _bars
                 draw(ax, panel, x, values, name, by, looks)
                 _label(ax, name)
             line[0].set_title(title, loc="left", fontsize=9)
@@ -89,12 +93,15 @@ def draw_values(
     return figure
 
 
-def draw_cost(rows: Sequence[Row], keys: Sequence[str], *, by: str = "method") -> Figure:
-    """Draw test error against what clients compute: one mark for every point and method.
+def draw_cost(
+    rows: Sequence[Row], keys: Sequence[str], *, y: str = "ter", by: str = "method"
+) -> Figure:
+    """Draw a figure against what clients compute: one mark for every point and method.
 
     Args:
         rows: Of `results.csv`.
         keys: The swept keys.
+        y: Column of the figure.
         by: The key, or `"method"`, that colours tell apart.
 
     Returns:
@@ -102,13 +109,11 @@ def draw_cost(rows: Sequence[Row], keys: Sequence[str], *, by: str = "method") -
         over one key are joined in the order of its values.
 
     Examples:
-        >>> rows = [
-        ...     {"T": t, "method": "A", "ter": 0.1, "exact_rounds": float(t)} for t in ("5", "10")
-        ... ]
+        >>> rows = [{"T": t, "method": "A", "ter": 0.1, "exact_rounds": float(t)} for t in "59"]
         >>> draw_cost(rows, ["T"]).axes[0].get_ylabel()
         'TER, %'
     """
-    rows = [row for row in rows if row.get("exact_rounds") is not None]
+    rows = [r for r in rows if r.get("exact_rounds") is not None and r.get(y) is not None]
     if not rows:
         raise ConfigurationError("Expected rows of recoveries to draw, but there are none.")
     looks = _looks([row[by] for row in rows])
@@ -116,14 +121,11 @@ def draw_cost(rows: Sequence[Row], keys: Sequence[str], *, by: str = "method") -
         ax = figure.subplots()
         for value, look in looks.items():
             groups = _group([row for row in rows if row[by] == value], [*keys, "method"])
-            marks = [(*_spread(g, "exact_rounds"), *_spread(g, "ter")) for g in groups.values()]
-            cost, cost_std, ter, ter_std = (list(column) for column in zip(*marks, strict=True))
-            joined = len(keys) == 1 and by == "method"
-            style = look if joined else {**look, "linestyle": "none"}
-            ax.errorbar(
-                cost, ter, xerr=cost_std, yerr=ter_std, label=value, **style, **_BARS_OF_ERROR
-            )
-        _label(ax, "ter")
+            marks = [(*_spread(g, "exact_rounds"), *_spread(g, y)) for g in groups.values()]
+            cost, xerr, mean, yerr = (list(column) for column in zip(*marks, strict=True))
+            style = look if len(keys) == 1 and by == "method" else {**look, "linestyle": "none"}
+            ax.errorbar(cost, mean, xerr=xerr, yerr=yerr, label=value, **style, **_BARS_OF_ERROR)
+        _label(ax, y)
         ax.set_xlabel(_NAMES["exact_rounds"] + ", on average")
         ax.set_xlim(left=0)
         _legend(figure, ax, [ax])
@@ -164,10 +166,9 @@ def draw_cp(cp: Mapping[str, Mapping[str, float]]) -> Figure:
                 values, bins=edges, color=looks[name]["color"], edgecolor="white", linewidth=0.5
             )
             ax.axvline(mean, color="0.1", linewidth=1.2, linestyle="--")
-            ax.set_title(f"{name}", loc="left", fontsize=9)
-            ax.set_title(
-                f"ACP {mean:.1f} % (dashed), {len(values)} clients", loc="right", fontsize=8
-            )
+            ax.set_title(name, loc="left", fontsize=9)
+            acp = f"ACP {mean:.1f} % (dashed), {len(values)} clients"
+            ax.set_title(acp, loc="right", fontsize=8)
             ax.set_ylabel("clients")
             ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes[-1].set_xlabel("CP, %")
@@ -370,7 +371,7 @@ def _spread(rows: Sequence[Row], name: str) -> tuple[float, float]:
 
 
 def _label(ax: Axes, name: str) -> None:
-    text = _NAMES.get(name, name.upper() if name in _PERCENT else name)
+    text = _NAMES.get(name, name.upper() if name in _PERCENT else name.removeprefix(METRIC))
     ax.set_ylabel(f"{text}, %" if name in _PERCENT else text)
     if name == "acp":
         ax.set_ylim(0, 105)

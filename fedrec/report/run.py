@@ -12,6 +12,7 @@ from typing import Any
 
 from fedrec.estimate_errors import EstimateError, read_estimate_errors
 from fedrec.metrics_log import read_metrics
+from fedrec.recipe.results import is_reference
 from fedrec.recipe.schema import folder_name, label_of
 from fedrec.report.curves import Series
 
@@ -105,8 +106,7 @@ def styles_of(*recipes: Mapping[str, Any]) -> dict[str, str]:
     """
     styles: dict[str, str] = {}
     for node in [node for recipe in recipes for node in recipe.get("recoverers") or []]:
-        path = node["class_path"] if isinstance(node, Mapping) else node
-        reference = str(path).rpartition(".")[2] == "TrainFromScratch"
         taken = sum(style.startswith("method-") for style in styles.values())
-        styles.setdefault(label_of(node), REFERENCE if reference else f"method-{taken % 8}")
+        own = REFERENCE if is_reference(node) else f"method-{taken % 8}"
+        styles.setdefault(label_of(node), own)
     return styles

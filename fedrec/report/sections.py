@@ -25,7 +25,10 @@ CURVES = {
     "asr": "Attack success rate (ASR) by round",
 }
 
-_COLUMNS = ("Model", "TER", "ASR", "ACP %", "CP % min-max", "Exact rounds", "Client MB", "Seconds")
+_COLUMNS = (
+    *("Model", "TER", "ASR", "Distance", "ACP %", "CP % min-max"),
+    *("Exact rounds", "Client MB", "Seconds"),
+)
 
 
 def headline(run: Run) -> str:
@@ -60,6 +63,7 @@ def sections(run: Run, styles: Mapping[str, str]) -> str:
     """
     parts = [
         section("Summary", _summary(run, styles)),
+        section("Metrics", _metrics(run, styles)),
         section("Beside training from scratch", _figures(run, styles)),
         *(section(title, _curves(run, figure, styles)) for figure, title in CURVES.items()),
         section("What recovery costs clients, by reason", _cost(run)),
@@ -87,6 +91,7 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
             f"{line_key('poisoned')}Poisoned model",
             number(poisoned["ter"], fraction(poisoned["ter"])),
             number(poisoned["asr"], fraction(poisoned["asr"])),
+            _distance(poisoned),
             *[""] * 5,
         ]
     ]
@@ -99,6 +104,7 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
                 f"{line_key(style)}{escape(method['name'])}{remark}",
                 number(method["ter"], fraction(method["ter"])),
                 number(method["asr"], fraction(method["asr"])),
+                _distance(method),
                 number(method["acp"], percent(method["acp"])),
                 cp if method["cp_min"] is not None else "-",
                 number(exact_rounds(method), f"{exact_rounds(method):.1f}"),
@@ -107,9 +113,33 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
             ]
         )
     return table("Summary of all models", _COLUMNS, rows) + note(
-        "TER and ASR on the whole test set. ACP: rounds a client is spared, on average, compared "
-        "to training from scratch; CP: the same for single clients. Exact rounds: rounds a client "
-        "computes in, on average. Client MB: what all clients receive and send during recovery."
+        "TER and ASR on the whole test set. Distance: of the weights to those of training from "
+        "scratch, divided by the length of the latter. ACP: rounds a client is spared, on average, "
+        "compared to training from scratch; CP: the same for single clients. Exact rounds: rounds "
+        "a client computes in, on average. Client MB: what all clients receive and send during "
+        "recovery."
+    )
+
+
+def _distance(model: Mapping[str, Any]) -> str:
+    return number(model.get("relative_distance"), fraction(model.get("relative_distance")))
+
+
+def _metrics(run: Run, styles: Mapping[str, str]) -> str:
+    """Return a table of the recipe's own metrics."""
+    models = [{"name": "Poisoned model", **run.results["poisoned"]}, *run.methods]
+    labels = list(dict.fromkeys(label for model in models for label in model.get("metrics", {})))
+    if not labels:
+        return ""
+    rows = []
+    for model in models:
+        values = [model.get("metrics", {}).get(label) for label in labels]
+        key = line_key(styles.get(model["name"], "poisoned"))
+        cells = [number(value, fraction(value)) for value in values]
+        rows.append([f"{key}{escape(model['name'])}", *cells])
+    return table("Metrics of all models", ("Model", *labels), rows) + note(
+        "On the whole test set; a metric that asks about members takes the training data of the "
+        "excluded clients for these."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -22,23 +22,39 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
     """
     name = escape(str(results["recipe"]["name"]))
     table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("Model", overflow="fold", min_width=26)
-    for heading in ("TER", "ASR", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds"):
+    table.add_column("Model", overflow="fold", min_width=20)
+    headings = ("TER", "ASR", "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
+    for heading in headings:
         table.add_column(heading, justify="right")
-    poisoned = results["poisoned"]
-    table.add_row("Poisoned", fraction(poisoned["ter"]), fraction(poisoned["asr"]), "", "", "", "")
-    for method in results["methods"]:
-        table.add_row(
-            escape(method["name"]),
-            fraction(method["ter"]),
-            fraction(method["asr"]),
-            percent(method["acp"]),
-            f"{percent(method['cp_min'])}-{percent(method['cp_max'])}",
-            f"{exact_rounds(method):.1f}",
-            f"{method['seconds']:.1f}",
-        )
+    models = [{"name": "Poisoned", **results["poisoned"]}, *results["methods"]]
+    for model in models:
+        cells = [fraction(model.get(figure)) for figure in ("ter", "asr", "relative_distance")]
+        if "acp" in model:
+            cells += [
+                percent(model["acp"]),
+                f"{percent(model['cp_min'])}-{percent(model['cp_max'])}",
+                f"{exact_rounds(model):.1f}",
+                f"{model['seconds']:.1f}",
+            ]
+        table.add_row(escape(model["name"]), *cells)
     console.print(table)
+    _print_metrics(models, console)
     console.print(detection_text(results["detection"]), markup=False, highlight=False)
+
+
+def _print_metrics(models: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print a table of the recipe's own metrics, if there are any."""
+    labels = list(dict.fromkeys(label for model in models for label in model.get("metrics", {})))
+    if not labels:
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("Model", overflow="fold", min_width=26)
+    for label in labels:
+        table.add_column(escape(label), justify="right", overflow="fold")
+    for model in models:
+        values = [fraction(model.get("metrics", {}).get(label)) for label in labels]
+        table.add_row(escape(model["name"]), *values)
+    console.print(table)
 
 
 def fraction(value: float | None) -> str:

@@ -105,7 +105,8 @@ def test_mistakes_are_one_message_and_exit_code_2(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "small.yaml has no mistakes."
     assert out[1].startswith("Its history will take about ")
-    assert out[2] == "Its clients are client-0, client-1, client-2, client-3."
+    assert out[2] == "It makes a recording and 1 recovery."
+    assert out[3] == "Its clients are client-0, client-1, client-2, client-3."
     with pytest.raises(RecipeError):
         main(["validate", "small.yaml", "--debug", "sede=1"])
 
@@ -183,3 +184,50 @@ def test_dependencies_keep_quiet_as_a_module(here: Path) -> None:
     starts = [line.partition(" ")[0] for line in done.stderr.splitlines()]
     steps = ["Recording", "Computing", "Detecting", "Flagged", "Recovering", "Computing"]
     assert starts == steps
+
+
+def test_validate_tells_what_is_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "small.yaml", "--no-progress", "--output-dir", "out"]) == 0
+    capsys.readouterr()
+    words = ["validate", "small.yaml", "--output-dir", "out"]
+    assert main(words) == 0
+    already = "the recording and {} of these are in out/small already."
+    assert f"a recording and 1 recovery; {already.format(0)}" in capsys.readouterr().out
+    assert main(["recover", "out/small", "--no-progress"]) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    assert already.format(1) in capsys.readouterr().out
+    assert main([*words, "record.max_rounds=5"]) == 0  # would be another recording
+    assert "already" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data.init_args.num_clients=5000"], "data: Cannot split 1348 samples over 5000 clients"),
+        (["federation.malicious=4"], "federation.malicious: Expected `malicious` to be a count be"),
+    ],
+)
+def test_validate_finds_what_only_the_data_can_tell(
+    here: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "small.yaml", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_validate_does_without_data_that_are_not_here(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDREC_DATA", str(here))
+    data = "data={class_path: MNIST, init_args: {num_clients: 5}}"
+    assert main(["validate", "small.yaml", data, "model=CNN"]) == 0
+    assert "was not checked, for want of them: Expected `root`" in capsys.readouterr().out
+
+
+def test_a_method_that_fails_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "small.yaml", "recoverers=[FineTune, HistoricalOnly]", "--no-progress"]
+    assert main(words) == 1  # no data at the server
+    _, err = capsys.readouterr()
+    assert "Error: 1 method failed; the others are kept:\n  - FineTune: FineTune needs clean" in err
+    assert main(["report", "runs/small"]) == 0
+    assert "HistoricalOnly" in capsys.readouterr().out

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedrec.cli.main import main
+from fedrec.history import forecast
+from fedrec.memory import num_bytes_text
 from fedrec.recipe.tables import COLUMNS, write_table
 
 _RECIPE = """
@@ -36,8 +38,15 @@ def test_sweep_and_plot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", "small.yaml", "aggregator=Median,FedAvg", "--repeats", "2"]
     assert main([*words, "recoverers=[HistoricalOnly]", "--dry-run", "name=two"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[-1] == "4 points on 4 recordings."
-    assert [line.split()[1] for line in out[:-1]] == ["missing"] * 4
+    assert out[4:7] == [
+        "Points: 4 to make, 0 there.",
+        "Recordings: 4 to make, 0 there.",
+        "Recoveries: 4 to make, 0 there.",
+    ]
+    size = forecast(num_clients=5, num_parameters=310, max_rounds=6).num_bytes
+    each, total = num_bytes_text(size), num_bytes_text(4 * size)
+    assert out[7:] == [f"Disk: up to {each} for a history, {total} in all, if they are kept."]
+    assert [line.split()[1] for line in out[:4]] == ["missing"] * 4
     assert out[0].endswith("aggregator=Median, seed=0")
     assert not (here / "runs").exists()
 
@@ -47,7 +56,13 @@ def test_sweep_and_plot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "runs/two/results.csv" in out
     assert "[4/4] aggregator=FedAvg, seed=1: done in" in err
     assert main([*words, "recoverers=[HistoricalOnly]", "name=two", "--dry-run"]) == 0
-    assert "missing" not in capsys.readouterr().out
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in out[:4]] == ["done"] * 4
+    assert out[4:] == [
+        "Points: 0 to make, 4 there.",
+        "Recordings: 0 to make, 4 there.",
+        "Recoveries: 0 to make, 4 there.",
+    ]
 
     for kind in ("values", "cost", "cp"):
         assert main(["plot", "runs/two", "--kind", kind]) == 0
@@ -65,11 +80,16 @@ def test_sweep_and_plot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_point_that_fails_is_listed_and_the_exit_code_says_so(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["sweep", "small.yaml", "recover.exclude=[client-1],[nobody]", "--no-progress"]
+    words = ["sweep", "small.yaml", "recover.max_rounds=5,7", "--no-progress"]
     assert main([*words, "recoverers=[HistoricalOnly]"]) == 1
     out = capsys.readouterr().out
     assert "1 points failed; the same command tries them again:" in out
-    assert '  exclude=["nobody"]: Expected `exclude` to be ids of recorded clients' in out
+    assert "  max_rounds=7: Expected `max_rounds` to be at most the 6 recorded rounds" in out
+    assert "HistoricalOnly (1 failed)" in out
+    for kind in ("values", "cost", "cp"):  # draws what there is
+        assert main(["plot", "runs/small", "--kind", kind]) == 0
+    assert main(["plot", "runs/small", "--kind", "cost", "--y", "distance,ter"]) == 2
+    assert "`y` to be one column for `--kind cost`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

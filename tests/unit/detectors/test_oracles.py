@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from fedrec.detectors import Detector, ImperfectOracle, KnownMalicious
+from fedrec.detectors import Detector, Ensemble, ImperfectOracle, KnownMalicious
 from fedrec.exceptions import ConfigurationError
 from fedrec.types import RoundRecord
 
@@ -115,3 +115,12 @@ def test_rates_are_fractions(name: str, value: object) -> None:
 def test_ids_are_a_list_of_names(ids: object) -> None:
     with pytest.raises(ConfigurationError, match="Expected `ids` to be a list"):
         KnownMalicious(ids=ids)  # type: ignore[arg-type]
+
+
+def test_no_detector_is_twice_in_an_ensemble_be_it_inside_another() -> None:
+    one, two = KnownMalicious(["a"]), KnownMalicious(["a"])
+    inner = Ensemble([one, two])
+    assert Ensemble([inner, KnownMalicious(["a"])]).detectors[0] is inner
+    for repeated in ([one, one], [inner, one], [inner, Ensemble([two])], [inner, inner]):
+        with pytest.raises(ConfigurationError, match="`detectors` to be different objects"):
+            Ensemble(repeated)

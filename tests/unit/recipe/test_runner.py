@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import shutil
@@ -10,22 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
-from fedrec.exceptions import ConfigurationError, FedrecError
+from fedrec.data import Digits
+from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
 from fedrec.history import LMDBHistory
+from fedrec.loop import FederatedLoop
+from fedrec.models import MLP
 from fedrec.recipe import load_recipe, run
+from fedrec.recipe.folder import RunFolder
+from fedrec.recipe.results import collect_results
+from fedrec.recipe.schema import folder_name
 
 _RECIPE = """
-data: {class_path: Digits, init_args: {num_clients: 5}}
-model: {class_path: MLP, init_args: {in_features: 64, hidden: [4]}}
-federation: {malicious: 1, batch_size: 8}
-aggregator: Median
-attack: {class_path: BackdoorAttack, init_args: {scale: 2.0}}
-detector: KnownMalicious
-record: {max_rounds: 8, server_lr: 0.5}
-loop: {eval_every: 4, accelerator: cpu}
+extends: small.yaml
+name: small
 recoverers:
   - class_path: FedRecover
     label: FedRecover w/o correction
@@ -50,8 +53,8 @@ class StopAt(Callback):
 
 
 @pytest.fixture(scope="module")
-def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipes") / "small.yaml"
+def recipe_file(recipe_file: Path) -> Path:
+    path = recipe_file.with_name("three.yaml")
     path.write_text(_RECIPE)
     return path
 
@@ -96,13 +99,14 @@ def test_run_folder_and_results(finished: Path) -> None:
         "recipe", "synthetic_data", "poisoned", "detection", "methods", "recording", "history",
         "execution", "versions",
     ]  # fmt: skip
-    assert list(results["poisoned"]) == ["ter", "asr"]
+    measured = ["distance", "relative_distance", "metrics"]
+    assert list(results["poisoned"]) == ["ter", "asr", *measured]
     assert list(results["detection"]) == ["malicious", "fnr", "fpr", "round"]
     assert results["detection"]["fnr"] == 0.0
     assert len(results["detection"]["malicious"]) == 1
     assert list(results["methods"][0]) == [
         "name", "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes",
-        "seconds", "client_seconds", "excluded",
+        "seconds", "client_seconds", *measured, "excluded",
     ]  # fmt: skip
     assert results["history"]["rounds"] == 8
     assert results["history"]["clients"] == 5
@@ -222,13 +226,15 @@ def test_other_recoverers_reuse_the_recording(recipe_file: Path, copied: Path) -
     assert (copied / "recover" / "TrainFromScratch" / "result.json").read_bytes() == scratch
 
 
-@pytest.mark.parametrize("override", ["recover.max_rounds=9", "recover={exclude: [client-9]}"])
+@pytest.mark.parametrize(
+    "override", ["recover.max_rounds=9", "recover={server_lr: 0.1, max_rounds: 9}"]
+)
 def test_a_mistake_found_late_costs_no_finished_recovery(
     recipe_file: Path, copied: Path, override: str
 ) -> None:
     before = contents(copied)
     recipe = load_recipe(recipe_file, [override])
-    with pytest.raises(ConfigurationError, match=r"max_rounds|exclude"):
+    with pytest.raises(ConfigurationError, match=r"max_rounds"):
         run(recipe, output_dir=copied.parent, progress=False)
     after = contents(copied)
     kept = [name for name in before if not name.endswith("checkpoint.npz")]
@@ -383,3 +389,146 @@ def test_a_damaged_result_is_named(recipe_file: Path, copied: Path) -> None:
     (copied / "detection.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"detection\.json` cannot be read"):
         run(load_recipe(recipe_file), output_dir=copied.parent, progress=False)
+
+
+def weights_in(folder: Path, label: str) -> np.ndarray:
+    """Return a recovered model as its checkpoint for Lightning has it."""
+    state = torch.load(folder / "recover" / label / "model.ckpt", weights_only=True)["state_dict"]
+    return np.concatenate([value.double().numpy().ravel() for value in state.values()])
+
+
+def test_distances_to_training_from_scratch(finished: Path, recipe_file: Path) -> None:
+    results = json.loads((finished / "results.json").read_text())
+    scratch = weights_in(finished, "TrainFromScratch")
+    with LMDBHistory(finished / "history") as history:
+        last = history.read_round(7)
+        recorded = last.global_weights.numpy() - np.float32(0.5) * last.aggregate.numpy()
+    models = [recorded.astype(np.float64)]
+    models += [weights_in(finished, folder_name(m["name"])) for m in results["methods"]]
+    for weights, found in zip(models, [results["poisoned"], *results["methods"]], strict=True):
+        distance = np.sqrt(((weights - scratch) ** 2).sum())
+        assert found["distance"] == pytest.approx(distance, rel=1e-6, abs=0)
+        assert found["relative_distance"] == pytest.approx(
+            distance / np.sqrt((scratch**2).sum()), rel=1e-6, abs=0
+        )
+    assert results["methods"][1]["distance"] == 0
+    assert results["methods"][0]["distance"] > 0.01
+
+
+def test_no_distance_without_training_from_scratch_or_to_one_without_others(
+    recipe_file: Path, copied: Path
+) -> None:
+    recipe = load_recipe(recipe_file, ["recoverers=[HistoricalOnly]"])
+    alone = run(recipe, output_dir=copied.parent, progress=False)
+    assert alone["methods"][0]["distance"] is alone["poisoned"]["distance"] is None
+    other = ["recover.exclude=[client-0, client-1]", "recoverers=[HistoricalOnly]"]
+    run(load_recipe(recipe_file, other), output_dir=copied.parent, progress=False)
+    # TrainFromScratch in the folder left out somebody else.
+    both = load_recipe(recipe_file, [other[0], "recoverers=[HistoricalOnly, TrainFromScratch]"])
+    assert collect_results(RunFolder(copied))["methods"][0]["distance"] is None
+    after = run(both, output_dir=copied.parent, progress=False)
+    assert after["methods"][0]["distance"] > 0.01
+    assert after["methods"][1]["distance"] == 0
+
+
+_METRIC = """
+import torch
+from torchmetrics import Metric
+
+class MemberGap(Metric):
+    "Mean logit of members minus that of others."
+    def __init__(self):
+        super().__init__()
+        for name in ("inside", "outside"):
+            self.add_state(name, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+    def update(self, preds, target, member):
+        for state, rows in ((self.inside, preds[member]), (self.outside, preds[~member])):
+            state += torch.tensor([rows.double().sum(), rows.numel()])
+    def compute(self):
+        return self.inside[0] / self.inside[1] - self.outside[0] / self.outside[1]
+"""
+
+
+def test_metrics_of_the_recipe(
+    recipe_file: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_metric.py").write_text(_METRIC)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    @functools.wraps(FederatedLoop.recover)
+    def again(*args: Any, **more: Any) -> Any:
+        raise AssertionError("what is done is done again")
+
+    monkeypatch.setattr(FederatedLoop, "recover", again)
+    f1 = "{class_path: torchmetrics.classification.MulticlassAccuracy, label: right, "
+    f1 += "init_args: {num_classes: 10, average: micro}}"
+    metrics = f"metrics=[MembershipInferenceAUC, MemberGap, {f1}]"
+    recipe = load_recipe(recipe_file, [metrics], ["own_metric"])
+    results = run(recipe, output_dir=copied.parent, progress=False)
+    data = Digits(num_clients=5)
+    (left_out,) = results["methods"][0]["excluded"]
+    sets = data.client_datasets()[left_out], data.test_dataset
+    (xs, ys), (xt, yt) = (
+        [torch.stack([torch.as_tensor(s[i]) for s in d]) for i in (0, 1)] for d in sets
+    )
+    for method in results["methods"]:
+        path = copied / "recover" / folder_name(method["name"]) / "model.ckpt"
+        model = MLP.load_from_checkpoint(path)
+        with torch.no_grad():
+            inside, outside = (model(x).double().numpy() for x in (xs, xt))
+
+        def losses(logits: np.ndarray, labels: torch.Tensor) -> np.ndarray:
+            return np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), labels.numpy()]
+
+        a, b = losses(inside, ys)[:, None], losses(outside, yt)[None]
+        found = method["metrics"]
+        auc = (a < b).mean() + (a == b).mean() / 2
+        assert found["MembershipInferenceAUC"] == pytest.approx(auc, abs=1e-6)
+        assert found["MemberGap"] == pytest.approx(inside.mean() - outside.mean(), abs=1e-5)
+        assert found["right"] == pytest.approx(1 - method["ter"], abs=1e-6)
+    poisoned = results["poisoned"]
+    assert poisoned["metrics"]["right"] == pytest.approx(1 - poisoned["ter"], abs=1e-6)
+    assert set(poisoned["metrics"]) == {"MembershipInferenceAUC", "MemberGap", "right"}
+    sys.modules.pop("own_metric")
+
+
+def test_a_metric_that_does_not_fit_is_found_out_before_any_recovery(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    node = "{class_path: torchmetrics.classification.BinaryAccuracy, label: halves}"
+    recipe = load_recipe(recipe_file, [f"metrics=[{node}]"])
+    with pytest.raises(ConfigurationError, match="The metric `halves` does not fit"):
+        run(recipe, output_dir=tmp_path, progress=False)
+    assert list((tmp_path / "small").glob("recover/*")) == []
+
+
+def test_a_method_that_fails_leaves_the_others_alone(
+    recipe_file: Path, tmp_path: Path, faulty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = "FineTune"  # there are no data at the server
+    recipe = load_recipe(recipe_file, [f"recoverers=[Faulty, {server}, HistoricalOnly]"], [faulty])
+    with pytest.raises(MethodsFailedError) as caught:
+        run(recipe, output_dir=tmp_path, progress=False)
+    failures = caught.value.failures
+    assert list(failures) == ["Faulty", "FineTune"]
+    file = tmp_path / "small" / "recover" / "Faulty" / "failure.txt"
+    assert failures["Faulty"] == f"ZeroDivisionError: by nothing (traceback in {file})"
+    assert "needs clean data at the server" in failures["FineTune"]
+    assert "2 methods failed; the others are kept:\n  - Faulty: Zero" in str(caught.value)
+    assert "in step\n" in file.read_text()
+    results = json.loads((tmp_path / "small" / "results.json").read_text())
+    assert [method["name"] for method in results["methods"]] == ["HistoricalOnly"]
+    assert (tmp_path / "small" / "report.html").exists()
+
+    monkeypatch.setenv("FAULTLESS", "1")
+    done = (tmp_path / "small" / "recover" / "HistoricalOnly" / "result.json").read_bytes()
+    with pytest.raises(MethodsFailedError, match="1 method failed") as caught:
+        run(recipe, output_dir=tmp_path, progress=False)
+    assert list(caught.value.failures) == ["FineTune"]
+    results = json.loads((tmp_path / "small" / "results.json").read_text())
+    assert [method["name"] for method in results["methods"]] == ["Faulty", "HistoricalOnly"]
+    assert results["methods"][0]["ter"] == results["methods"][1]["ter"]
+    assert not file.exists()
+    after = (tmp_path / "small" / "recover" / "HistoricalOnly" / "result.json").read_bytes()
+    assert after == done
+    sys.modules.pop(faulty)

@@ -195,3 +195,45 @@ def test_ranges_are_those_of_the_run(write: Write, override: str) -> None:
 def test_excluding_the_malicious_says_how(write: Write) -> None:
     (error,) = mistakes(write(), "recover.exclude=malicious")
     assert "`detector: KnownMalicious` with `exclude: detected`" in error
+
+
+def test_metrics(write: Write) -> None:
+    node = "{class_path: torchmetrics.classification.MulticlassF1Score, init_args: {num_classes: 3}"
+    recipe = load_recipe(write(f"metrics: [MembershipInferenceAUC, {node}, label: F1}}]\n"))
+    assert list(build_parts(recipe).metrics) == ["MembershipInferenceAUC", "F1"]
+    errors = mistakes(
+        write(), "metrics=[MembershipInferenceAUK, Median, TestErrorRate, TestErrorRate]"
+    )
+    assert [e.partition(":")[0] for e in errors] == ["metrics.0", "metrics.1", "metrics.3.label"]
+    assert "Did you mean `MembershipInferenceAUC`?" in errors[0]
+    assert mistakes(write(), "metrics=TestErrorRate")[0].startswith("metrics: Expected `metrics`")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "federation.malicious=5",
+            "federation.malicious: Expected `malicious` to be a count below",
+        ),
+        ("federation.malicious=[client-5]", "federation.malicious: Expected `malicious` to be ids"),
+        ("recover.exclude=[client-5]", "recover.exclude: Expected `exclude` to be ids of clients"),
+        (
+            "recover.exclude=[client-0, client-1, client-2, client-3, client-4]",
+            "recover.exclude: Expected `exclude` to be fewer than all clients",
+        ),
+        (
+            "record.sampler={class_path: ClientSampler, init_args: {joins: {client-7: 2}}}",
+            "record.sampler.init_args: Expected `joins` to be about clients",
+        ),
+    ],
+)
+def test_clients_that_are_not_there(write: Write, override: str, message: str) -> None:
+    (error,) = mistakes(write(), override)
+    assert error.startswith(message)
+
+
+def test_fake_clients_are_there(write: Write) -> None:
+    fakes = ["federation.fake_clients=2", "recover.exclude=[client-0, fake-1]"]
+    assert build_parts(load_recipe(write(), fakes)).exclude == ["client-0", "fake-1"]
+    assert "fake-2" in mistakes(write(), *fakes, "recover.exclude=[fake-2]")[0]

@@ -6,6 +6,7 @@ import csv
 import functools
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,25 +17,14 @@ import pytest
 import torch
 
 from fedrec.exceptions import ConfigurationError
+from fedrec.history import forecast
 from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe, run, sweep
 from fedrec.recipe.grid import grid_points, parse_grid
+from fedrec.recipe.planning import plan_sweep
+from fedrec.recipe.points import sweep_points
 from fedrec.recipe.tables import COLUMNS, POISONED, read_table, summarize
 
-_RECIPE = """
-data: {class_path: Digits, init_args: {num_clients: 5}}
-model: {class_path: MLP, init_args: {in_features: 64, hidden: [4]}}
-federation: {malicious: 1, batch_size: 8}
-aggregator: Median
-attack: {class_path: BackdoorAttack, init_args: {scale: 2.0}}
-detector: KnownMalicious
-record: {max_rounds: 8, server_lr: 0.5}
-loop: {eval_every: 4, accelerator: cpu}
-recoverers:
-  - class_path: FedRecover
-    init_args: {warmup_rounds: 3, correction_period: null, final_rounds: 1, tolerance_rate: null}
-  - TrainFromScratch
-"""
 _WARMUP = "recoverers.0.init_args.warmup_rounds"
 _GRID = {"record.server_lr": [0.5, 0.25], _WARMUP: [3, 4]}
 _TIMES = ("seconds", "history_bytes", "folder")  # the recipe in the history has other words
@@ -49,13 +39,6 @@ class Die(Callback):
         if ctx.phase == "recover" and os.environ.get("DIE") == os.path.basename(os.getcwd()):
             os._exit(9)
 """
-
-
-@pytest.fixture(scope="module")
-def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipes") / "small.yaml"
-    path.write_text(_RECIPE)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +150,39 @@ def test_again_computes_nothing_and_more_values_compute_those(
     assert calls == {}
 
 
+def test_what_a_recording_does_not_depend_on_makes_no_other(recipe_file: Path) -> None:
+    def recording(*overrides: str) -> str:
+        return sweep_points(recipe_file, {}, repeats=2, overrides=overrides)[0].recording
+
+    same = recording()
+    for override in (
+        "name=other",
+        "metrics=[TestErrorRate]",
+        "recoverers=[TrainFromScratch]",
+        "detector=FLDetector",
+        "recover.exclude=[client-0]",
+        "loop.eval_every=1",
+        "loop.num_threads=1",
+        "loop.checkpoint_every=5",
+        "loop.executor=auto",
+        "federation.local_steps=1",
+        "federation.buffers=refuse",
+        "record.sampler=null",
+        "record.on_bad_update=raise",
+        "history={class_path: LMDBHistory, init_args: {map_size: 10000000, sync_every: 2}}",
+    ):
+        assert recording(override) == same, override
+    others = [
+        "federation.local_steps=2",
+        "federation.seed=1",
+        "record.on_bad_update=drop",
+        "loop.executor=sequential",
+        "history={class_path: LMDBHistory, init_args: {codec: int8}}",
+        "detector={class_path: FLDetector, init_args: {action: stop}}",
+    ]
+    assert len({same, *map(recording, others)}) == 1 + len(others)
+
+
 def test_a_killed_sweep_goes_on_with_what_is_missing(
     recipe_file: Path,
     swept: tuple[Any, Counter[str]],
@@ -206,26 +222,117 @@ def test_a_failing_point_leaves_the_others_alone(
     recipe_file: Path, tmp_path: Path, calls: Counter[str]
 ) -> None:
     krum = {"class_path": "Krum", "init_args": {"num_byzantine": 2}}  # too many for 5 clients
-    grid = {"aggregator": [krum, "Median"], "recover.exclude": [["client-9"], ["client-1"]]}
+    grid = {"aggregator": [krum, "Median"], "recover.max_rounds": [9, 7]}
     done = sweep(recipe_file, grid, output_dir=tmp_path, progress=False)
     assert list(done.failures) == [
-        'aggregator=Krum(num_byzantine=2), exclude=["client-9"]',
-        'aggregator=Krum(num_byzantine=2), exclude=["client-1"]',
-        'aggregator=Median, exclude=["client-9"]',
+        "aggregator=Krum(num_byzantine=2), max_rounds=9",
+        "aggregator=Krum(num_byzantine=2), max_rounds=7",
+        "aggregator=Median, max_rounds=9",
     ]
     reasons = list(done.failures.values())
     assert reasons[0].startswith("Recording: ")
-    assert "client-9" in reasons[2]
-    good = [row for row in done.rows if row["recover.exclude"] == '["client-1"]']
-    assert [row["method"] for row in good] == [POISONED, "FedRecover", "TrainFromScratch"]
+    assert "at most the 8 recorded rounds" in reasons[2]
+    both = [row["method"] for row in done.rows[-3:]]
+    assert both == [POISONED, "FedRecover", "TrainFromScratch"]
+    assert not any(row["failure"] for row in done.rows[-3:])
     # Of the third, the poisoned model is known.
-    assert [row["method"] for row in done.rows] == [POISONED, *(row["method"] for row in good)]
+    methods = ["FedRecover", "TrainFromScratch"]
+    assert [row["method"] for row in done.rows] == [*methods * 2, POISONED, *methods, *both]
+    failed = [row["method"] for row in done.rows if row["failure"]]
+    assert failed == methods * 3
+    assert done.rows[0]["failure"].startswith("Recording: Krum needs")
+    assert done.rows[0]["ter"] is None
+    assert "at most the 8 recorded rounds" in done.rows[-4]["failure"]
+    assert [line["failures"] for line in done.summary] == [1] * 4 + [0, 1, 1, 0, 0, 0]
+    rows, _ = read_table(done.folder)
+    assert [row["failure"] for row in rows] == [row["failure"] or "" for row in done.rows]
     state = json.loads((done.folder / "sweep.json").read_text())
     assert [point["done"] for point in state["points"]] == [False, False, False, True]
     calls.clear()
     again = sweep(recipe_file, grid, output_dir=tmp_path, progress=False)
     assert again.failures.keys() == done.failures.keys()
-    assert calls == {"record": 1, "FedRecover": 1}  # what failed is tried again, and no more
+    # What failed is tried again, and no more.
+    assert calls == {"record": 1, "FedRecover": 1, "TrainFromScratch": 1}
+
+
+def test_a_failing_method_leaves_the_others_of_its_point_alone(
+    recipe_file: Path,
+    tmp_path: Path,
+    faulty: str,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Counter[str],
+) -> None:
+    settings: dict[str, Any] = {
+        "overrides": ["recoverers=[Faulty, HistoricalOnly, TrainFromScratch]"],
+        "allow": [faulty],
+        "output_dir": tmp_path,
+        "progress": False,
+    }
+    grid = {"recover.server_lr": [0.5, 0.25]}
+    done = sweep(recipe_file, grid, **settings)
+    assert calls == {"record": 1, "Faulty": 2, "HistoricalOnly": 2, "TrainFromScratch": 2}
+    methods = [POISONED, "Faulty", "HistoricalOnly", "TrainFromScratch"]
+    assert [row["method"] for row in done.rows] == methods * 2
+    assert [bool(row["failure"]) for row in done.rows] == [False, True, False, False] * 2
+    assert done.rows[1]["failure"].startswith("ZeroDivisionError: by nothing (traceback in ")
+    assert list(done.failures) == ["server_lr=0.5", "server_lr=0.25"]
+    assert "Faulty: ZeroDivisionError" in done.failures["server_lr=0.5"]
+    with (done.folder / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["failure"] != "" for line in lines] == [False, True, False, False] * 2
+    calls.clear()
+    monkeypatch.setenv("FAULTLESS", "1")
+    again = sweep(recipe_file, grid, **settings)
+    assert again.failures == {}
+    assert calls == {"Faulty": 2}
+    assert [row["method"] for row in again.rows] == methods * 2
+    sys.modules.pop(faulty)
+
+
+def test_distances_and_metrics_are_columns(
+    swept: tuple[Any, Counter[str]], recipe_file: Path, calls: Counter[str], tmp_path: Path
+) -> None:
+    done, _ = swept
+    for row in done.rows:
+        if row["method"] == "TrainFromScratch":
+            assert row["distance"] == 0
+            continue
+        assert row["distance"] > row["relative_distance"] > 0
+    folder = Path(shutil.copytree(done.folder, tmp_path / "small", symlinks=True))
+    words = ["metrics=[MembershipInferenceAUC]"]
+    more = sweep(recipe_file, _GRID, overrides=words, output_dir=tmp_path, progress=False)
+    assert calls == {}  # measured from the weights that are there
+    with (folder / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert list(lines[0])[-2:] == ["folder", "metrics.MembershipInferenceAUC"]
+    assert all(0 < float(line["metrics.MembershipInferenceAUC"]) < 1 for line in lines)
+    rows, _ = read_table(folder)
+    assert summarize(rows, more.keys) == more.summary
+    assert more.summary[0]["metrics.MembershipInferenceAUC_mean"] == float(
+        lines[0]["metrics.MembershipInferenceAUC"]
+    )
+    assert [row["distance"] for row in more.rows] == [row["distance"] for row in done.rows]
+
+
+def test_a_plan_tells_what_there_is_to_do(
+    swept: tuple[Any, Counter[str]], recipe_file: Path, tmp_path: Path
+) -> None:
+    where = tmp_path / "recordings"
+    shutil.copytree(swept[0].folder / "recordings", where, symlinks=True)
+    grid = {"record.server_lr": [0.5, 0.25, 0.125], _WARMUP: [3, 4, 6]}
+    points = sweep_points(recipe_file, grid)
+    plan = plan_sweep(points, where)
+    assert plan.done == (True, True, False, True, True, False, False, False, False)
+    # Of the nine FedRecover four are there, of the three trainings from scratch two.
+    assert (plan.recoveries, plan.recoveries_there) == (12, 6)
+    assert (plan.recordings, plan.recordings_there) == (3, 2)
+    # Five clients, eight rounds, 64 * 4 + 4 + 4 * 10 + 10 weights of four bytes.
+    assert plan.sizes == (forecast(num_clients=5, num_parameters=310, max_rounds=8).num_bytes,)
+    assert not plan.assumed
+    shutil.rmtree(where / points[0].recording / "history")
+    again = plan_sweep(points, where)
+    assert (again.recordings_there, len(again.sizes)) == (1, 2)  # one point needs it
+    assert plan_sweep(points[:2], where).recordings_there == 1  # these do not
 
 
 def test_repeats_have_seeds_of_their_own_and_a_deviation(recipe_file: Path, tmp_path: Path) -> None:
@@ -298,7 +405,7 @@ def test_a_folder_in_use_is_left_alone(
 
 def test_the_folder_of_a_run_is_not_that_of_a_sweep(recipe_file: Path, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "recipe.yaml").write_text(_RECIPE)
+    (tmp_path / "small" / "recipe.yaml").write_text(recipe_file.read_text())
     with pytest.raises(ConfigurationError, match="name=another-name"):
         sweep(recipe_file, {_WARMUP: [3, 4]}, output_dir=tmp_path, progress=False)
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from fedrec.aggregators import FedAvg
+from fedrec.data import Digits
+from fedrec.federation import Federation
 from fedrec.history import MemoryHistory
 from fedrec.loop import FederatedLoop
+from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, lbfgs
 from fedrec.recoverers.lbfgs import PairedBuffer
 from fedrec.testing.problems import quadratic_federation
@@ -206,3 +209,42 @@ def test_a_weighted_sum_is_estimated_without_its_rows(
     assert without.ledger.entries == with_rows.ledger.entries
     assert without.diagnostics == with_rows.diagnostics
     assert (without.diagnostics["estimated_updates"] < 5 * 32) == (abnormal != "nobody")
+
+
+class Local(MLP):
+    """A model with another optimizer."""
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__(in_features=64, hidden=[4])
+        self.choice = optimizer
+
+    def configure_optimizers(self):
+        if self.choice == "adam":
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+        momentum = 0.9 if self.choice == "momentum" else 0.0
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=momentum)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "estimate", "told"),
+    [
+        ("sgd", {"local_steps": 1}, "lbfgs", None),
+        ("momentum", {"local_steps": 1}, "lbfgs", None),  # its first step is plain SGD's
+        ("adam", {"local_steps": 1}, "lbfgs", "3 by a step of Adam"),
+        ("momentum", {"local_steps": 2}, "lbfgs", "3 by several steps of SGD"),
+        ("sgd", {"local_epochs": 1}, "lbfgs", "3 by several steps of SGD"),
+        ("adam", {"local_steps": 1}, "history", None),
+    ],
+)
+def test_updates_that_are_no_gradients_are_told_once(optimizer, steps, estimate, told, caplog):
+    data = Digits(num_clients=4)  # 337 samples each
+    federation = Federation.from_data(data, Local(optimizer), batch_size=200, **steps)
+    loop = FederatedLoop(logger=False, enable_progress_bar=False)
+    history = MemoryHistory()
+    loop.record(federation, FedAvg(), history, max_rounds=5, server_lr=0.1)
+    method = FedRecover(warmup_rounds=3, final_rounds=1, estimate=estimate)
+    with caplog.at_level("WARNING", logger="fedrec"):
+        loop.recover(federation, history, method, exclude=["client-0"])
+    warned = [r.getMessage() for r in caplog.records if "as if they were gradients" in r.msg]
+    assert len(warned) == (told is not None)
+    assert told is None or f"({told})" in warned[0]

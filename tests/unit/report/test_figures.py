@@ -68,6 +68,26 @@ def test_names_get_bars_and_other_keys_panels() -> None:
     assert legend == ["Median", "Krum"]
 
 
+def test_the_fewer_of_figures_and_combinations_stand_side_by_side() -> None:
+    table = [
+        {"rule": rule, "tol": tol, "method": "A", "ter": 0.1, "asr": 0.2, "acp": 50.0}
+        for rule in ("Median", "Krum")
+        for tol in ("1", "2")
+    ]
+    figure = draw_values(table, ["rule", "tol"], x="tol", y=["ter", "asr", "acp"])
+    places = [
+        (ax.get_subplotspec().rowspan.start, ax.get_subplotspec().colspan.start)
+        for ax in figure.axes
+    ]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [ax.get_ylabel() for ax in figure.axes[::2]] == ["TER, %", "ASR, %", "ACP, %"]
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles == ["rule=Median", "rule=Krum", "", "", "", ""]
+    one = draw_values(table[:2], ["tol"], x="tol", y=["ter", "acp"])
+    width, height = one.get_size_inches()
+    assert width < height  # so that it can be read on a telephone, too
+
+
 def test_cost_against_error() -> None:
     table = [{**row, "exact_rounds": 10.0 * float(row["tol"])} for row in rows(["1", "2"])]
     figure = draw_cost(table, ["tol"])

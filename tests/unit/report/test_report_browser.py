@@ -70,6 +70,7 @@ def opened(page: Path, tmp_path: Path) -> tuple[str, list[str]]:
 def run_folder(path: Path) -> Path:
     """Write a run folder with everything a page can show, and hostile names in it."""
     figures = {"ter": 0.0517, "asr": 0.25, "acp": 88.875, "cp_min": 80.0, "cp_max": 90.0}
+    figures |= {"relative_distance": 0.0625, "metrics": {EVIL: 0.75}}
     costs = {"exact_rounds_by_reason": REASONS, "seconds": 1.5, "client_bytes": 2_000_000}
     names = [EVIL, "TrainFromScratch", "A method with a name that is rather long, " * 3]
     methods = [{"name": n, **figures, **costs, "client_seconds": {"warmup": 1.0}} for n in names]
@@ -118,11 +119,13 @@ def test_a_run_in_a_browser(tmp_path: Path) -> None:
     assert console == []
     assert dom.count("<script>") == 1
     results = json.loads((folder / "results.json").read_text())
-    summary = dom[dom.index("<h2>Summary") : dom.index("<h2>Beside")]
+    summary = dom[dom.index("<h2>Summary") : dom.index("<h2>Metrics")]
+    metrics = dom[dom.index("<h2>Metrics") : dom.index("<h2>Beside")]
+    assert re.findall(r'<data value="([^"]+)">', metrics) == ["0.75"] * 3
     shown = [float(v) for v in re.findall(r'<data value="([^"]+)">', summary)]
     expected = [results["poisoned"]["ter"], results["poisoned"]["asr"]]
     for method in results["methods"]:
-        expected += [method[key] for key in ("ter", "asr", "acp")]
+        expected += [method[key] for key in ("ter", "asr", "relative_distance", "acp")]
         expected += [sum(REASONS.values()), method["client_bytes"], method["seconds"]]
     assert shown == expected
     charts = [json.loads(unescape(s)) for s in re.findall(r'data-series="([^"]*)"', dom)]

@@ -146,14 +146,18 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     content = results()
-    content["methods"][0]["name"] = "[bold]not markup[/bold]"
+    content["methods"][0] |= {"name": "[bold]not markup[/bold]", "relative_distance": 0.125}
+    content["methods"][1]["metrics"] = {"forgotten": 0.25}
     print_results(content, Console(width=80))
     lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if "not markup" in line]
+    row, own = [line for line in lines if "not markup" in line]
+    assert own.split() == ["[bold]not", "markup[/bold]", "-"]
     assert row.split() == [
-        "[bold]not", "markup[/bold]", "0.051", "-", "70.0", "69.0-71.0", "30.0", "1.5",
+        "[bold]not", "markup[/bold]", "0.051", "-", "0.125", "70.0", "69.0-71.0", "30.0", "1.5",
     ]  # fmt: skip
-    assert any(line.split() == ["Poisoned", "0.500", "-"] for line in lines)
+    assert any(line.split() == ["Poisoned", "0.500", "-", "-"] for line in lines)
+    assert any(line.split() == ["TrainFromScratch", "0.250"] for line in lines)
+    assert any(line.split() == ["Model", "forgotten"] for line in lines)
     assert lines[-1].startswith("Flagged as malicious in round 30: client-1. FNR 0.000, FPR 0.250.")
 
 

@@ -1,0 +1,143 @@
+"""What is measured of a run's models: distance to training from scratch, a recipe's metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torchmetrics import Metric
+
+from fedrec.checkpoint import load_state
+from fedrec.evaluation import evaluate_metrics
+from fedrec.federation import Federation
+from fedrec.history import HistoryStore
+from fedrec.loop import FederatedLoop
+from fedrec.recipe.folder import RECORDED, RunFolder
+from fedrec.recipe.results import measure_specs, reference_label
+from fedrec.recoverers._final import final_weights
+from fedrec.torch_settings import torch_settings
+
+__all__ = ["Model", "distances", "is_measured", "measure", "recorded_model"]
+
+
+class Model(NamedTuple):
+    """Weights and, where the model keeps statistics, buffers."""
+
+    weights: Tensor
+    buffers: Tensor | None
+
+
+def distances(weights: Tensor, reference: Tensor) -> dict[str, float | None]:
+    r"""Return $\lVert w - w^* \rVert_2$, also divided by $\lVert w^* \rVert_2$.
+
+    Args:
+        weights: $w$, shape $(d,)$.
+        reference: $w^*$, shape $(d,)$.
+
+    Examples:
+        >>> import torch
+        >>> distances(torch.tensor([3.0, 8.0]), torch.tensor([3.0, 4.0]))
+        {'distance': 4.0, 'relative_distance': 0.8}
+    """
+    reference = reference.double()
+    distance = float((weights.double() - reference).norm())
+    norm = float(reference.norm())
+    return {"distance": distance, "relative_distance": distance / norm if norm else None}
+
+
+def recorded_model(history: HistoryStore) -> Model:
+    """Return the model that a recording ended with."""
+    rounds = len(history.rounds())
+    return Model(final_weights(history, rounds), history.read_round(rounds - 1, ()).buffers)
+
+
+def is_measured(folder: RunFolder, config: Mapping[str, Any]) -> bool:
+    """Return whether all models are measured whose weights are there.
+
+    Args:
+        folder: A run folder.
+        config: The resolved recipe, which may have other metrics than the one in the folder.
+    """
+    return all(
+        folder.result(folder.measures_file(label), spec) is not None
+        or not (folder.path / folder.weights_file(label)).exists()
+        for label, spec in measure_specs(folder, config).items()
+    )
+
+
+def measure(
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    *,
+    loop: FederatedLoop,
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    models: Mapping[str, Model],
+) -> None:
+    """Measure those models of a run that are not measured yet.
+
+    Args:
+        folder: The run folder.
+        config: The resolved recipe.
+        loop: Says on which device.
+        federation: Model and data.
+        metrics: By label.
+        models: Models that are at hand, by label; others come from the folder.
+
+    Raises:
+        ConfigurationError: If a metric does not fit.
+    """
+    specs = measure_specs(folder, config)
+    name = reference_label(config)
+    reference = _model(folder, name, models) if name in specs else None
+    for label, spec in specs.items():
+        file = folder.measures_file(label)
+        if folder.result(file, spec) is not None:
+            continue
+        model = _model(folder, label, models)
+        if model is None:
+            continue
+        found: dict[str, Any] = {}
+        if reference is not None:
+            found = distances(model.weights.cpu(), reference.weights.cpu())
+        values = _values(loop, federation, metrics, model, spec["exclude"])
+        folder.write(file, {"spec": spec, "result": {**found, "metrics": values}})
+
+
+def _model(folder: RunFolder, label: str, models: Mapping[str, Model]) -> Model | None:
+    """Return a model that is at hand, or that a finished recovery left behind."""
+    path = folder.path / folder.weights_file(label)
+    if label in models or label == RECORDED or not path.exists():
+        return models.get(label)
+    state = load_state(path)
+    return Model(state["weights"], state["buffers"]) if state["finished"] else None
+
+
+def _values(
+    loop: FederatedLoop,
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    model: Model,
+    exclude: Collection[str],
+) -> dict[str, float | None]:
+    """Return what the metrics say about a model; nothing where that is not a finite number."""
+    if not metrics:
+        return {}
+    members = [
+        client.dataset
+        for client in federation.clients
+        if client.client_id in exclude and hasattr(client, "dataset")
+    ]
+    with torch_settings(loop, federation):
+        federation.module.to(loop.device)
+        found = evaluate_metrics(
+            federation,
+            metrics,
+            model.weights.to(loop.device),
+            buffers=model.buffers,
+            members=members,
+            device=loop.device,
+        )
+    return {label: value if math.isfinite(value) else None for label, value in found.items()}
