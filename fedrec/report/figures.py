@@ -117,7 +117,7 @@ def draw_cost(
     if not rows:
         raise ConfigurationError("Expected rows of recoveries to draw, but there are none.")
     looks = _looks([row[by] for row in rows])
-    with _figure(2.0, 1.3) as figure:
+    with _figure(1.4, 1.3) as figure:
         ax = figure.subplots()
         for value, look in looks.items():
             groups = _group([row for row in rows if row[by] == value], [*keys, "method"])
@@ -376,7 +376,7 @@ def _label(ax: Axes, name: str) -> None:
     if name == "acp":
         ax.set_ylim(0, 105)
     else:
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])  # marks at the top are whole
 
 
 def _legend(figure: Figure, first: Axes, axes: Sequence[Axes]) -> None:

@@ -42,6 +42,12 @@ def test_lines_are_means_over_repeats_in_percent() -> None:
     assert figure.axes[0].get_xscale() == "linear"
 
 
+def test_marks_of_a_flat_line_are_whole() -> None:
+    table = [{"tol": tol, "method": "A", "ter": 0.2} for tol in ("1", "2")]
+    bottom, top = draw_values(table, ["tol"], x="tol", y=["ter"]).axes[0].get_ylim()
+    assert (bottom, top > 20.9) == (0, True)
+
+
 def test_values_that_span_decades_get_a_logarithmic_axis() -> None:
     figure = draw_values(rows(["1e-7", "1e-5", "1e-3"]), ["tol"], x="tol", y=["ter"])
     assert figure.axes[0].get_xscale() == "log"
