@@ -88,7 +88,7 @@ def _validate(args: argparse.Namespace) -> None:
     try:
         data.test_dataset  # noqa: B018 - a property that loads
     except Exception as error:  # noqa: BLE001 - of a recipe for another machine
-        lines.append(f"Whether its data can be split was not checked, for want of them: {error}")
+        lines.append(f"Its data are not here, so their split was not checked: {error}")
     else:
         _split(data)
     told = forecast_history(recipe)

@@ -40,8 +40,8 @@ def compare_run(args: argparse.Namespace) -> None:
     with cls(**arguments) as history:
         if history.is_empty:
             raise ConfigurationError(
-                f"`{folder.path}` has no recording. HINT: `fedrec record {folder.recipe_file}` "
-                "makes one."
+                f"`{folder.path}` has no recording. HINT: `fedrec record {folder.recipe_file} "
+                f"--output-dir {folder.path.parent}` makes one."
             )
         rows = compare(history, detectors)
         truth, rounds = history.manifest.malicious, len(history.rounds())

@@ -61,10 +61,10 @@ def _dots(matrix, rows, v, out, first, last):  # type: ignore[no-untyped-def]
                 p1 += y1[j] * x[j]
                 p2 += y2[j] * x[j]
                 p3 += y3[j] * x[j]
-            t0 += p0
-            t1 += p1
-            t2 += p2
-            t3 += p3
+            t0 += float(p0)
+            t1 += float(p1)
+            t2 += float(p2)
+            t3 += float(p3)
         # One by one: numba takes seconds to compile a slice that is assigned to.
         for k, total in enumerate((t0, t1, t2, t3)):
             if i + k < len(rows):

@@ -84,7 +84,7 @@ class ClassFinder:
                         wanted,
                         name,
                         known=self.known(bases) or None,
-                        hint="`--allow my_package` makes the classes of a module of yours known.",
+                        hint=self._hint(bases[0], name),
                     )
                 )
             if len(found) > 1:
@@ -110,6 +110,17 @@ class ClassFinder:
                 if cls not in same:
                     same.append(cls)
         return {name: found[name] for name in sorted(found)}
+
+    def _hint(self, base: type, name: str) -> str:
+        """Say how else a class could be named."""
+        if base.__module__.startswith("torchmetrics."):
+            return "those of torchmetrics go by dotted paths: `torchmetrics.classification.Name`."
+        if not self.allow:
+            return "`--allow my_package` makes the classes of a module of yours known."
+        return (
+            f"what importing `{self.allow[0]}` does not import goes by its dotted path: "
+            f"`{self.allow[0]}.module.{name}`."
+        )
 
     def _family(self, base: type) -> list[type]:
         own = ".".join(base.__module__.split(".")[:2]) if base.__module__[:7] == "fedrec." else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import inspect
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,30 @@ class RunFolder:
         """The file with the traceback of a recovery that failed by a fault of its own."""
         return f"recover/{folder_name(label)}/failure.txt"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from working on the run; the lock ends with this one.
+
+        Raises:
+            ConfigurationError: If another one does.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise ConfigurationError(
+                        f"Another process works on the run in `{self.path}`. HINT: wait until it "
+                        "is done, or choose another folder with `name=` or `--output-dir`."
+                    ) from error
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a fork may still have it open
+            os.close(handle)
+
     def open(self, recipe: Recipe, recording: Mapping[str, Any], *, overwrite: bool) -> None:
         """Make the folder, or take up the one there is if it belongs to the same recording.
 
@@ -137,7 +164,12 @@ class RunFolder:
                 "other files. HINT: choose another with `name=` or `--output-dir`."
             )
         if self.path.exists() and overwrite:
-            shutil.rmtree(self.path)
+            # The folder itself stays, and with it the lock on it.
+            for path in self.path.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
         self._check_same(recording)
         text = OmegaConf.to_yaml(OmegaConf.create(dict(recipe.config)))
         write_atomically(self.recipe_file, text.encode())

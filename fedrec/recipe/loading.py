@@ -139,7 +139,10 @@ def _read_file(
             sorted(str(f) for f in path.parent.glob("[!.]*.yaml")) if path.parent.is_dir() else []
         )
         reason = (error.strerror or "cannot be read").lower()
-        wanted = expected("recipe", "a file that can be read", str(path), known=siblings or None)
+        inside = path / "recipe.yaml"
+        hint = f"`{inside}` is that of this run." if inside.is_file() else None
+        known = None if hint else siblings or None
+        wanted = expected("recipe", "a file that can be read", str(path), known=known, hint=hint)
         errors.append(f"{key}: {wanted} ({reason})")
         return None
     config = _parse(text, str(path), errors)

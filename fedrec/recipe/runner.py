@@ -63,7 +63,7 @@ def run(
         What `results.json` holds: fractions in [0, 1], ACP in percent.
 
     Raises:
-        ConfigurationError: If the folder holds another recording, or a step lacks an earlier one.
+        ConfigurationError: If the folder holds another recording or is in use, or a step lacks one.
         MethodsFailedError: If some of the methods failed, once all others are done.
         KeyboardInterrupt: After an interrupt, once the run is in a state from which it goes on.
     """
@@ -76,7 +76,9 @@ def run(
             output_dir = stack.enter_context(TemporaryDirectory(prefix="fedrec-"))
             folder = None
         where = RunFolder(Path(output_dir) / recipe.name if folder is None else folder)
-        return _run(_Session(recipe, where, progress), overwrite, steps)
+        session = _Session(recipe, where, progress)
+        with where.alone():
+            return _run(session, overwrite, steps)
 
 
 def is_done(recipe: Recipe, folder: str | Path) -> bool:
@@ -389,7 +391,7 @@ class _Session:
         if not self.is_recorded() or self.history.is_empty:
             raise ConfigurationError(
                 f"`{self.folder.path}` has no finished recording. HINT: `fedrec record "
-                f"{self.folder.recipe_file}` records what is missing."
+                f"{self.folder.recipe_file} --output-dir {self.folder.path.parent}` makes one."
             )
 
 

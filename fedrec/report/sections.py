@@ -165,9 +165,9 @@ def _figures(run: Run, styles: Mapping[str, str]) -> str:
         line = None if reference is None or figure == "acp" else reference[figure]
         blocks.append(f"<div><h3>{title}</h3>{value_bars(rows, most, line)}</div>")
     text = "" if reference is None else f" The line across is {escape(reference['name'])}."
-    return f'<div class="side">{"".join(blocks)}</div>' + note(
-        f"On the whole test set.{text} A model that predicts nothing well has a low ASR, too."
-    )
+    if poisoned["asr"] is not None:
+        text += " A model that predicts nothing well has a low ASR, too."
+    return f'<div class="side">{"".join(blocks)}</div>' + note(f"On the whole test set.{text}")
 
 
 def _curves(run: Run, figure: str, styles: Mapping[str, str]) -> str:

@@ -133,6 +133,10 @@ def test_allow_finds_modules_in_the_working_folder(
     assert main(["validate", "small.yaml", "aggregator=Largest"]) == 2
     assert "--allow my_package" in capsys.readouterr().err
     assert main(["validate", "small.yaml", "aggregator=Largest", "--allow", "own_parts"]) == 0
+    assert main(["validate", "small.yaml", "aggregator=Deep", "--allow", "own_parts"]) == 2
+    assert "its dotted path: `own_parts.module.Deep`." in capsys.readouterr().err
+    assert main(["validate", "small.yaml", "metrics=[MulticlassF1Score]"]) == 2
+    assert "`torchmetrics.classification.Name`" in capsys.readouterr().err
     assert main(["validate", "small.yaml", "--allow", "not_there"]) == 2
     assert "`not_there` cannot: No module named 'not_there'" in capsys.readouterr().err
 
@@ -221,7 +225,8 @@ def test_validate_does_without_data_that_are_not_here(
     monkeypatch.setenv("FEDREC_DATA", str(here))
     data = "data={class_path: MNIST, init_args: {num_clients: 5}}"
     assert main(["validate", "small.yaml", data, "model=CNN"]) == 0
-    assert "was not checked, for want of them: Expected `root`" in capsys.readouterr().out
+    said = "Its data are not here, so their split was not checked: Expected `root`"
+    assert said in capsys.readouterr().out
 
 
 def test_a_method_that_fails_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

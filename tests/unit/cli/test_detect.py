@@ -112,7 +112,9 @@ def test_mistakes_are_answered(
 def test_needs_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.yaml").write_text(_RECIPE)
     assert main(["detect", str(tmp_path), "--detector", "FLDetector"]) == 2
-    assert "has no recording. HINT: `fedrec record" in capsys.readouterr().err
+    recipe = f"{tmp_path / 'recipe.yaml'} --output-dir {tmp_path.parent}"
+    said = f"has no recording. HINT: `fedrec record {recipe}` makes one."
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "results.json").exists()
 
 

@@ -204,6 +204,13 @@ def test_missing_file_offers_its_neighbours(write: Any, tmp_path: Path) -> None:
     assert "no such file" in str(caught.value)
 
 
+def test_a_run_folder_has_its_recipe_in_it(write: Any, tmp_path: Path) -> None:
+    inside = write("runs/first/recipe.yaml", "a: 1\n")
+    with pytest.raises(RecipeError) as caught:
+        read(tmp_path / "runs" / "first")
+    assert f"HINT: `{inside}` is that of this run. (is a directory)" in str(caught.value)
+
+
 def test_not_text(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="is not text"):

@@ -201,6 +201,19 @@ def test_overwrite_starts_over(recipe_file: Path, copied: Path) -> None:
     assert not (copied / "recover" / "TrainFromScratch").exists()
 
 
+def test_one_process_at_a_time(recipe_file: Path, copied: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    with RunFolder(copied).alone():
+        for overwrite in (False, True):
+            with pytest.raises(ConfigurationError, match="Another process works on the run"):
+                run(recipe, output_dir=copied.parent, overwrite=overwrite, progress=False)
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+    run(recipe, output_dir=copied.parent, progress=False)
+    with RunFolder(copied).alone():
+        pass
+
+
 def test_overwrite_removes_run_folders_only(recipe_file: Path, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "thesis.tex").write_text("years of work")
@@ -379,8 +392,9 @@ def test_a_trial_run_leaves_nothing_behind(recipe_file: Path, tmp_path: Path) ->
 
 def test_steps_need_the_ones_before(recipe_file: Path, tmp_path: Path) -> None:
     recipe = load_recipe(recipe_file)
-    with pytest.raises(ConfigurationError, match="has no finished recording"):
+    with pytest.raises(ConfigurationError, match="has no finished recording") as caught:
         run(recipe, output_dir=tmp_path, steps=["recover"], progress=False)
+    assert f"recipe.yaml --output-dir {tmp_path}` makes one." in str(caught.value)
     with pytest.raises(ConfigurationError, match="Did you mean `record`"):
         run(recipe, output_dir=tmp_path, steps=["recrod"], progress=False)
 

@@ -40,7 +40,7 @@ def results(**more: Any) -> dict[str, Any]:
 
 
 def folder(path: Path, content: dict[str, Any]) -> Path:
-    (path / "record").mkdir()
+    (path / "record").mkdir(parents=True)
     (path / "results.json").write_text(json.dumps(content))
     (path / "record" / "metrics.csv").write_text("round,ter,asr\n0,0.9,\n1,,\n2,0.5,\n")
     for name in ("Mine", "TrainFromScratch"):
@@ -96,6 +96,14 @@ def test_attack_success_has_a_curve_where_it_is_defined(tmp_path: Path) -> None:
     path = folder(tmp_path, results())
     (path / "record" / "metrics.csv").write_text("round,ter,asr\n0,0.9,0.1\n2,0.5,0.8\n")
     assert "Attack success rate (ASR) by round" in write_report(path).read_text()
+
+
+def test_a_low_attack_success_rate_is_explained_where_there_is_one(tmp_path: Path) -> None:
+    said = "A model that predicts nothing well has a low ASR, too."
+    without, having = results(), results()
+    having["poisoned"]["asr"] = 0.9
+    assert said not in write_report(folder(tmp_path / "without", without)).read_text()
+    assert said in write_report(folder(tmp_path / "having", having)).read_text()
 
 
 def test_nothing_is_fetched_and_one_script_runs(tmp_path: Path) -> None:
