@@ -28,6 +28,7 @@ __all__ = [
     "RunFolder",
     "existing",
     "hash_of",
+    "locked",
     "recording_part",
 ]
 
@@ -89,6 +90,31 @@ def _stored(node: Any) -> Any:
     return None if node == "LMDBHistory" else node
 
 
+@contextmanager
+def locked(path: Path, in_use: str) -> Iterator[None]:
+    """Lock a folder, or a file that is made for it; the lock ends with this process.
+
+    Args:
+        path: The folder or file.
+        in_use: What to say if another process has it.
+
+    Raises:
+        ConfigurationError: If another process has it.
+    """
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
+        with suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigurationError(in_use) from error
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a fork may still have it open
+        os.close(handle)
+
+
 class RunFolder:
     """Paths and small files of one run.
 
@@ -125,27 +151,18 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes from working on the run; the lock ends with this one.
+        """Keep other processes from working on the run.
 
         Raises:
             ConfigurationError: If another one does.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # a file system without locks
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise ConfigurationError(
-                        f"Another process works on the run in `{self.path}`. HINT: wait until it "
-                        "is done, or choose another folder with `name=` or `--output-dir`."
-                    ) from error
+        in_use = (
+            f"Another process works on the run in `{self.path}`. HINT: wait until it is done, or "
+            "choose another folder with `name=` or `--output-dir`."
+        )
+        with locked(self.path, in_use):
             yield
-        finally:
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)  # a fork may still have it open
-            os.close(handle)
 
     def open(self, recipe: Recipe, recording: Mapping[str, Any], *, overwrite: bool) -> None:
         """Make the folder, or take up the one there is if it belongs to the same recording.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import shutil
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
 from fedrec.recipe.clock import Clock, time_text
-from fedrec.recipe.folder import DETECTION, RECORD, RunFolder
+from fedrec.recipe.folder import DETECTION, RECORD, RunFolder, locked
 from fedrec.recipe.measures import is_measured
 from fedrec.recipe.points import Point, sweep_points
 from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
@@ -358,18 +357,13 @@ class _Run:
         )
 
 
-@contextmanager
-def _alone(lock: Path, what: Path) -> Iterator[None]:
-    """Keep other processes out of a folder; the lock ends with this one, however it dies."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(
-                f"`{what}` is in use by another sweep. HINT: wait until that is done, and call "
-                "this one again: what is done by then is kept."
-            ) from error
-        yield
+def _alone(lock: Path, what: Path) -> AbstractContextManager[None]:
+    """Keep other sweeps out of a folder."""
+    return locked(
+        lock,
+        f"`{what}` is in use by another sweep. HINT: wait until that is done, and call this one "
+        "again: what is done by then is kept.",
+    )
 
 
 def _copy(source: Path, target: Path) -> None:
