@@ -145,7 +145,7 @@ class Federation:
         ]
         ids = [client.client_id for client in clients]
         average = round(sum(client.num_samples for client in clients) / len(clients))
-        fakes = [FakeClient(f"fake-{i}", num_samples=average) for i in range(fake_clients)]
+        fakes = [FakeClient(i, num_samples=average) for i in fake_ids(fake_clients)]
         return cls(
             [*clients, *fakes],
             module,
@@ -160,6 +160,11 @@ class Federation:
             f"{type(self).__name__}({len(self.clients)} clients, {len(self.malicious)} malicious, "
             f"{type(self.module).__name__} with {self.layout.num_parameters} parameters)"
         )
+
+
+def fake_ids(number: int) -> list[str]:
+    """Return the ids of so many fake clients."""
+    return [f"fake-{i}" for i in range(number)]
 
 
 def draw_malicious(

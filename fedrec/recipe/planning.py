@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrec.federation import fake_ids
 from fedrec.history import Forecast, LMDBHistory, forecast
 from fedrec.parameters import ParameterVector
 from fedrec.recipe.folder import RECORD, RunFolder, hash_of
@@ -53,7 +54,7 @@ def forecast_history(recipe: Recipe) -> Forecast | None:
     if not issubclass(store, LMDBHistory):
         return None
     ids, sampler = list(parts.data.client_ids), parts.record.get("sampler")
-    ids += [f"fake-{i}" for i in range(parts.federation.get("fake_clients", 0))]
+    ids += fake_ids(parts.federation.get("fake_clients", 0))
     layout = ParameterVector(parts.model)
     return forecast(
         num_clients=len(ids),

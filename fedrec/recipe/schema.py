@@ -22,7 +22,7 @@ from fedrec.clients import LightningClient
 from fedrec.data import FederatedDataModule
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import RecipeError, expected
-from fedrec.federation import ClientSampler, Federation, draw_malicious
+from fedrec.federation import ClientSampler, Federation, draw_malicious, fake_ids
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
 from fedrec.random import key as random_key
@@ -305,7 +305,7 @@ def _check_clients(parts: Parts, make: Instantiator) -> None:
         ids = list(parts.data.client_ids)
     except Exception:  # noqa: BLE001 - one of a user's may need its data for this
         return
-    known = [*ids, *(f"fake-{i}" for i in range(parts.federation.get("fake_clients", 0)))]
+    known = [*ids, *fake_ids(parts.federation.get("fake_clients", 0))]
     given = {"malicious": parts.federation.get("malicious", 0), "ids": ids}
     make.construct(draw_malicious, {**given, "seed": parts.federation["seed"]}, "federation")
     for key, named in (
