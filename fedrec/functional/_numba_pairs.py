@@ -82,7 +82,7 @@ def _push(  # type: ignore[no-untyped-def]
         for j in range(d):
             difference[j] = exact[i, j] - historical[i, j]
         curvature = _dot(difference, delta_w)
-        if not (least < curvature < np.inf):
+        if not (least < abs(curvature) < np.inf):
             continue
         kept[i] = True
         own[i, column] = models[i, column] = curvature
@@ -156,7 +156,7 @@ def push(
         delta_w: The model difference of the pair, shape (d,).
         pool: Model differences, shape (b, d).
         slots: Which of them are a client's, shape (k, s); negative for none.
-        least: What the product of the two differences has to exceed.
+        least: What the product of the two differences has to exceed in size.
         delta_g: Update differences, shape (c, s, d), written.
         clients: Which client each row is, shape (k,).
         columns: Where each row goes, shape (k,).

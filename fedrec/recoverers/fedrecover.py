@@ -40,7 +40,7 @@ class FedRecover(ReplayRecoverer):
       did not keep its update of the round.
 
     A pair is $(\hat w_t - \bar w_t, g_t^i - \bar g_t^i)$, both halves from the start of the same
-    round. Pairs without positive curvature are not used. A round whose historical update the
+    round. Its curvature may be negative, but not zero. A round whose historical update the
     history did not keep (`keep`) gives no pair, and $\tau$ is found in those that it kept.
 
     Args:

@@ -14,7 +14,8 @@ from fedrec.recoverers.threshold import largest_magnitudes
 
 __all__ = ["PairedBuffer"]
 
-# A pair with s.y <= CURVATURE |s|^2 says nothing about a positive definite Hessian.
+# A pair with |s.y| <= CURVATURE |s|^2 gives a system that cannot be solved. Negative curvature is
+# kept: a model that is kept from learning has it in most directions, and an estimate needs it.
 CURVATURE = 1e-8
 # Beyond this condition number, infinity included, the oldest pair is left out.
 MAX_CONDITION = 1e10
@@ -26,10 +27,11 @@ class PairedBuffer:
     r"""The last $s$ usable pairs $(\Delta w_t, \Delta g_t^i)$ of each client.
 
     Both halves of a pair come from the same round, so the secant equation holds for the newest one.
-    A pair without positive curvature is not taken, and pairs whose dot products overflow are not
-    used together. Dot products between pairs are computed once, at the push; the
-    $2s \times 2s$ systems are inverted once per change. An estimate of all clients is then one
-    product of the pairs with a vector, and one pass that adds the pairs to the historical updates.
+    A pair without curvature is not taken, one of negative curvature is, and pairs whose dot
+    products overflow are not used together. Dot products between pairs are computed once, at the
+    push; the $2s \times 2s$ systems are inverted once per change. An estimate of all clients is
+    then one product of the pairs with a vector, and one pass that adds the pairs to the historical
+    updates.
 
     Args:
         num_clients: $c$.
@@ -101,7 +103,7 @@ class PairedBuffer:
         historical: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Put the new update differences in their places, where the curvature exceeds `least`.
+        """Put the new update differences in their places, if |curvature| exceeds `least`.
 
         Returns:
             Their products with the client's model differences, and those of the client's update
@@ -122,7 +124,7 @@ class PairedBuffer:
                 with_pool = (delta_g @ self.pool.mT).cpu().double()
                 with_own[block] = with_pool.gather(1, self.slot[rows[block]])
             with_own[block].scatter_(1, column[block, None], curvature[:, None])
-            kept = (curvature > least) & torch.isfinite(curvature)
+            kept = (curvature.abs() > least) & torch.isfinite(curvature)
             keep[block] = kept
             if not bool(kept.all()):
                 delta_g = delta_g[kept.to(delta_g.device)]

@@ -47,6 +47,14 @@ def test_hvp_is_the_dense_bfgs_recursion(num_pairs: int) -> None:
         np.testing.assert_allclose(found[i], dense_bfgs(s[i], y[i]) @ v, rtol=1e-9)
 
 
+def test_hvp_of_an_indefinite_hessian_is_the_dense_recursion_too() -> None:
+    s, _, v = problem(1, 3, 12)
+    y = s @ np.diag(np.linspace(-2.0, 3.0, 12))
+    assert (np.einsum("cij,cij->ci", s, y) < 0).any()
+    found = lbfgs_hvp(torch.from_numpy(s), torch.from_numpy(y), torch.from_numpy(v)).numpy()
+    np.testing.assert_allclose(found[0], dense_bfgs(s[0], y[0]) @ v, rtol=1e-9)
+
+
 def test_hvp_of_the_last_model_difference_is_the_last_update_difference() -> None:
     s, y, _ = problem(1, 3, 10)
     found = lbfgs_hvp(torch.from_numpy(s), torch.from_numpy(y), torch.from_numpy(s[0, -1]))
@@ -217,15 +225,22 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
         assert summed[2].tolist() == [True] * 3
 
 
-def test_pairs_without_positive_curvature_are_skipped() -> None:
+@pytest.mark.parametrize("kernel", ["numpy", "numba"])
+def test_pairs_without_curvature_are_skipped_and_negative_ones_used(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "numba":
+        pytest.importorskip("numba")
+    monkeypatch.setattr(lbfgs, "choose_kernel", lambda *shape: kernel)
     buffer = PairedBuffer(3, 2, 2, CPU)
     w = torch.tensor([1.0, 0.0])
     g = torch.tensor([[2.0, 1.0], [-1.0, 0.0], [0.0, 3.0]])
     push(buffer, torch.arange(3), w, g, 0, True)
-    assert buffer.skipped == 2
+    assert buffer.skipped == 1
     estimates, _, usable = buffer.estimate(torch.zeros(3, 2), w, torch.arange(3))
-    assert usable.tolist() == [True, False, False]
-    torch.testing.assert_close(estimates, torch.tensor([[2.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
+    assert usable.tolist() == [True, True, False]
+    # The secant equation: the pair's own model difference gives its update difference.
+    torch.testing.assert_close(estimates, torch.tensor([[2.0, 1.0], [-1.0, 0.0], [0.0, 0.0]]))
 
 
 def test_zero_model_difference_is_skipped() -> None:
