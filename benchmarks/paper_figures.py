@@ -35,7 +35,7 @@ SCALE = (
 )
 RULES = "aggregator=FedAvg,Median,TrimmedMean"
 ATTACKS = "attack=TrimAttack,BackdoorAttack"
-FED_RECOVER = "recoverers.0.init_args"
+FED_RECOVER, FINE_TUNE = "recoverers.0.init_args", "recoverers.2.init_args"
 # The paper's literal buffer for the variants, too.
 BUFFER = tuple(f"recoverers.{i}.init_args.buffer=paper" for i in (2, 3, 4))
 
@@ -69,6 +69,7 @@ class Experiment:
 
 
 LINES = "--where method=FedRecover,TrainFromScratch --y ter,acp --x"
+ASR_LINES = "--where method=FedRecover,TrainFromScratch --y ter,asr,acp --x"
 EXPERIMENTS = (
     Experiment("without_approximation", "without_approximation", (RULES, ATTACKS)),
     Experiment("without_strategies", "without_strategies", (ATTACKS,)),
@@ -132,6 +133,29 @@ EXPERIMENTS = (
         "non_iid",
         ("data.init_args.partitioner.init_args.q=0.1,0.5,0.9",),
         f"{LINES} q",
+    ),
+    Experiment(
+        "adaptive_backdoor",
+        "adaptive_backdoor",
+        ("detector.init_args.fnr=0,0.2,0.4",),
+        f"{ASR_LINES} fnr",
+    ),
+    Experiment(
+        "fine_tune_examples",
+        "fine_tune_examples",
+        (ATTACKS, f"{FINE_TUNE}.num_samples=10,100,1000"),
+        "--where attack=BackdoorAttack --y ter,asr --x num_samples",
+    ),
+    Experiment(
+        "fine_tune_distribution",
+        "fine_tune_distribution",
+        (f"{FINE_TUNE}.beta=0.1,1,10",),
+        "--y ter --x beta",
+    ),
+    Experiment(
+        "local_batches",
+        "local_batches",
+        ("federation.local_steps=1,5,20",),
     ),
 )
 
