@@ -15,6 +15,7 @@ import torch
 
 from fedrec.exceptions import HistoryError
 from fedrec.history.base import HistoryStore
+from fedrec.history.codecs.rows import unaided_until
 from fedrec.history.conversion import is_small
 from fedrec.types import RoundRecord
 
@@ -35,7 +36,8 @@ class BackgroundWriter:
     the disk. Of small rounds up to 8, or 4 MiB, may wait: those that come while the disk is busy
     are written together, and wait for it once. What a small round takes of Python's lock is taken
     before `write` returns, if the disk is idle (`HistoryStore.stage`, `write_staged`): two threads
-    that fight for the lock take longer than one after the other.
+    that fight for the lock take longer than one after the other. A large round is encoded by this
+    one thread, and by others as soon as someone waits for it.
 
     Args:
         history: Where to write.
@@ -48,6 +50,7 @@ class BackgroundWriter:
         self._waiting: list[Any] = []  # for the thread: staged rounds, or one that was not
         self._sizes: list[int] = []  # of all rounds that are not yet stored
         self._error: BaseException | None = None
+        self._is_waited_for = False
 
     def write(self, record: RoundRecord) -> None:
         """Hand over a round, whose tensors must not change any more.
@@ -83,7 +86,9 @@ class BackgroundWriter:
             return few or not self._sizes
 
         with self._changed:
+            self._is_waited_for = True
             self._changed.wait_for(there_is)
+            self._is_waited_for = False
             error, self._error = self._error, None
         if error is not None:
             raise error
@@ -96,7 +101,8 @@ class BackgroundWriter:
         try:
             if taken and isinstance(taken[0], RoundRecord):  # alone, as it took all the room
                 may_go_on.set()
-                self._history.write_round(taken[0])
+                with unaided_until(lambda: self._is_waited_for):
+                    self._history.write_round(taken[0])
             elif taken:
                 self._history.write_staged(taken, may_go_on.set)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that computes

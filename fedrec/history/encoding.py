@@ -68,11 +68,10 @@ def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
 
 def encode(recording: Recording, t: int, value: Value) -> Stored:
     """Return the record of a vector of round `t`."""
-    codec, size = value.codec, value.vector.size
-    payload, max_error = codec.encode(np.ascontiguousarray(value.vector))
-    bound = value.largest
+    codec, size, bound = value.codec, value.vector.size, value.largest
     if bound is None:
         bound = float(largest_magnitudes(value.vector[None])[0])
+    payload, max_error = codec.encode_known(np.ascontiguousarray(value.vector), bound)
     if max_error:
         bound = math.nextafter(bound + max_error, math.inf)
     data, checksum = recording.pack(

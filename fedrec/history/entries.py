@@ -71,17 +71,9 @@ def _is_size(value: Any, _: Recording) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_client(value: Any, recording: Recording) -> bool:
-    return type(value) is int and 0 <= value < len(recording.client_ids)
-
-
-def _is_magnitude(value: Any, _: Recording) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
-
-
 def _is_refusal(value: Any, recording: Recording) -> bool:
     index, reason = value
-    return _is_client(index, recording) and isinstance(reason, str)
+    return _are_clients([index], recording) and isinstance(reason, str)
 
 
 def _may_be(fits: Fits) -> Fits:
@@ -94,8 +86,39 @@ def _all(fits: Fits) -> Fits:
     )
 
 
+# These lists are long, and read with every round: a few calls for all that is in one.
+
+
+def _are(value: Any, *types: type) -> bool:
+    return isinstance(value, list) and set(types).issuperset(map(type, value))
+
+
+def _are_sizes(value: Any, _: Recording) -> bool:
+    return _are(value, int) and (not value or (min(value) >= 0 and max(value) < 2**63))
+
+
 def _are_clients(value: Any, recording: Recording) -> bool:
-    return _all(_is_client)(value, recording) and len(set(value)) == len(value)
+    return (
+        _are(value, int)
+        and (not value or (min(value) >= 0 and max(value) < len(recording.client_ids)))
+        and len(set(value)) == len(value)
+    )
+
+
+def _are_checksums(value: Any, _: Recording) -> bool:
+    return _are(value, str, type(None)) and all(map(_CHECKSUM.fullmatch, _there(value)))
+
+
+def _are_magnitudes(value: Any, _: Recording) -> bool:
+    return (
+        _are(value, int, float, type(None))
+        and all(map(math.isfinite, _there(value)))
+        and min(_there(value), default=0) >= 0
+    )
+
+
+def _there(values: list[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
 
 
 #: What each entry must look like.
@@ -105,11 +128,11 @@ _FITS: dict[str, Fits] = {
     "execution": _is_text,
     "cohort": _are_clients,
     "present": _are_clients,
-    "num_samples": _all(_is_size),
+    "num_samples": _are_sizes,
     "refused": _all(_is_refusal),
-    "updates": _all(_may_be(_is_checksum)),
-    "bounds": _all(_may_be(_is_magnitude)),
-    "max_error": _may_be(_all(_may_be(_is_magnitude))),
+    "updates": _are_checksums,
+    "bounds": _are_magnitudes,
+    "max_error": _may_be(_are_magnitudes),
     "global_weights": _is_checksum,
     "aggregate": _is_checksum,
     "buffers": _may_be(_is_checksum),

@@ -43,9 +43,9 @@ _EXACT = Float32Codec()
 _LARGE = 2**16
 # What a thread reads in one call, and checks while the processor's cache has it. Fewer calls wait
 # less for Python's lock.
-_AT_ONCE = 2**21
-# Updates of which the first and the last are looked up.
-_IN_A_ROW = 2**24
+_AT_ONCE = 2**20
+# Of more vectors in a row, the last one is looked up, too.
+_SHORT_ROW = 2**22
 
 
 class _Wanted(NamedTuple):
@@ -283,39 +283,54 @@ class Snapshot:
         return arrays, wanted
 
     def _read_in_a_row(self, t: int, wanted: list[_Wanted], stored: list[int]) -> list[_Wanted]:
-        """Read updates from where they should be; return what is left to be looked for.
+        """Read vectors from where they should be; return what is left to be looked for.
 
         LMDB's binding touches every page of a value that it finds, which takes as long as reading
-        it. Where the first and the last of some that were stored as they are lie as far apart as
-        they should, the others are expected between them. Their checksums tell whether they are.
+        it. Vectors that were stored as they are, one after the other, are expected to lie that
+        way. Their checksums tell whether they do.
         """
-        updates = [one for one in wanted if one.database == "updates"]
-        left = wanted[len(updates) :]
-        if not updates or not self._is_exact(updates[0]):
+        split = sum(one.database == "updates" for one in wanted)
+        if not split or not self._is_exact(wanted[0]):
             return wanted
-        num_bytes = updates[0].out.nbytes
+        num_bytes = wanted[0].out.nbytes
         step = self._environment.pages_bytes(HEADER_BYTES + num_bytes)
         rank = {index: number for number, index in enumerate(stored)}
-        at_once, in_a_row = (-(-limit // num_bytes) for limit in (_AT_ONCE, _IN_A_ROW))
-        groups = []
-        for k in range(0, len(updates), in_a_row):
-            some = updates[k : k + in_a_row]
-            behind = [step * (rank[one.client_index] - rank[some[0].client_index]) for one in some]
-            first = self._offset(t, some[0])
-            if first is not None and k == 0:
-                self._environment.file.expect(first, step * len(stored))
-            if first is None or self._offset(t, some[-1]) != first + behind[-1]:
-                left += some
-                continue
-            places = [(one, first + offset) for one, offset in zip(some, behind, strict=True)]
-            groups += [places[j : j + at_once] for j in range(0, len(places), at_once)]
-        missed = map_rows(partial(self._try, t), groups, num_bytes * len(updates))
-        return left + list(chain.from_iterable(missed))
+        first = self._offset(t, wanted[0])
+        if first is not None:
+            self._environment.file.expect(first, step * (len(stored) + 2))
+        updates = [(one, step * rank[one.client_index]) for one in wanted[:split]]
+        models = [(one, step * k) for k, one in enumerate(wanted[split : split + 2])]
+        places = self._places(t, updates, first)
+        places += self._places(t, models, self._offset(t, models[0][0]))
+        at_once = -(-_AT_ONCE // num_bytes)
+        groups = [places[k : k + at_once] for k in range(0, len(places), at_once)]
+        missed = chain.from_iterable(map_rows(partial(self._try, t), groups, num_bytes * split))
+        there = {one.client_index for one, _ in places}
+        return [*missed, *(one for one in wanted if one.client_index not in there)]
+
+    def _places(
+        self, t: int, row: list[tuple[_Wanted, int]], first: int | None
+    ) -> list[tuple[_Wanted, int]]:
+        """Return where in the file vectors should be.
+
+        Args:
+            t: Their round.
+            row: Vectors that were stored one after the other, with their distances from any place.
+            first: Where the first one is; `None` if that is not known.
+        """
+        if first is None:
+            return []
+        (_, begin), (last, end) = row[0], row[-1]
+        if end - begin <= _SHORT_ROW or self._offset(t, last) == first + end - begin:
+            return [(one, first + distance - begin) for one, distance in row]
+        half = len(row) // 2
+        second = self._offset(t, row[half][0])
+        return self._places(t, row[:half], first) + self._places(t, row[half:], second)
 
     def _offset(self, t: int, wanted: _Wanted) -> int | None:
-        """Return where in the file the record of an update lies that is stored as it is."""
+        """Return where in the file the record of a vector lies that is stored as it is."""
         try:
-            found = self._find(self._environment.cursor(self._txn, "updates"), t, wanted)
+            found = self._find(self._environment.cursor(self._txn, wanted.database), t, wanted)
         except DamagedRecordError:
             return None
         as_it_is = len(found) == HEADER_BYTES + wanted.out.nbytes

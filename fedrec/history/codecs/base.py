@@ -48,6 +48,14 @@ class Codec(ABC):
             - `vector`: $(d,)$.
         """
 
+    def encode_known(self, vector: NDArray[np.float32], largest: float) -> Encoded:
+        """Do what `encode` does; for codecs that need the largest magnitude, which is known here.
+
+        Shape:
+            - `vector`: $(d,)$.
+        """
+        return self.encode(vector)
+
     @abstractmethod
     def decode(self, payload: memoryview, out: NDArray[np.float32]) -> None:
         """Write the vector that was encoded into a contiguous array.

@@ -39,19 +39,23 @@ class Float16Codec(Codec):
 
     def encode(self, vector: NDArray[np.float32]) -> Encoded:
         """Return scale and halves, and half a step of the largest entry."""
-        mantissa, exponent = math.frexp(largest(vector))
+        return self.encode_known(vector, largest(vector))
+
+    def encode_known(self, vector: NDArray[np.float32], largest: float) -> Encoded:
+        """Return the same, of a vector whose largest magnitude is known."""
+        mantissa, exponent = math.frexp(largest)
         if mantissa >= 1 - 2**-12:  # it will be rounded up to the next power of two
             exponent += 1
         exponent = max(exponent - 15, -126)
-        payload = bytearray(SCALE.size + 2 * vector.size)
-        SCALE.pack_into(payload, 0, 2.0**exponent)
-        halves = np.frombuffer(payload, "<u2", offset=SCALE.size)
+        payload = np.empty(SCALE.size + 2 * vector.size, np.uint8)
+        SCALE.pack_into(payload.data, 0, 2.0**exponent)
+        halves = payload[SCALE.size :].view("<u2")
         far = max(exponent - 14, 0)  # what is not in the first factor, to keep that a float32
         first, second = np.float32(2.0 ** (far - exponent - _REBIAS)), np.float32(2.0**-far)
         max_error = 2.0 ** (exponent + 3)
         if (kernels := compiled()) is not None:
             kernels.float16_encode(vector, first, second, halves.view(np.int16))
-            return Encoded(memoryview(payload), max_error)
+            return Encoded(payload.data, max_error)
         for piece in pieces(vector.size):
             values = vector[piece] * first
             if far:
@@ -61,7 +65,7 @@ class Float16Codec(Codec):
             bits >>= np.uint32(13)
             np.copyto(halves[piece], bits, casting="unsafe")  # the sign is lost
             halves[piece] |= vector[piece].view(np.uint16)[1::2] & np.uint16(0x8000)
-        return Encoded(memoryview(payload), max_error)
+        return Encoded(payload.data, max_error)
 
     def decode(self, payload: memoryview, out: NDArray[np.float32]) -> None:
         """Write the vector that was encoded into `out`.

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from fedrec.aggregators import FedAvg
 from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFullError
 from fedrec.history import LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader, read_ahead
+from fedrec.history.codecs import CODECS, Float16Codec, rows
 from fedrec.history.environment import Environment
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch
@@ -115,6 +117,37 @@ def test_the_writer_gives_way_to_who_computes() -> None:
     lower = min(19, before + 10)
     assert history.found == (lower, lower)
     assert niceness() == before
+
+
+def test_a_large_round_is_encoded_by_one_thread_until_someone_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows.os, "sched_getaffinity", lambda pid: range(2))
+    encoding, go_on = threading.Event(), threading.Event()
+    threads: dict[int, int] = {}
+
+    class Halves(Float16Codec):
+        def encode_known(self, vector: Any, largest: float) -> Any:
+            threads[len(threads)] = threading.get_ident()
+            encoding.set()
+            assert go_on.wait(timeout=20)
+            return super().encode_known(vector, largest)
+
+    with begun(tmp_path, SIZE, codec="float16") as history:
+        monkeypatch.setitem(CODECS, "float16", Halves())
+        writer = BackgroundWriter(history)
+        writer.write(record(0))
+        assert encoding.wait(timeout=20)  # the first client's update
+        waiting = threading.Thread(target=writer.wait)
+        waiting.start()
+        deadline = time.monotonic() + 20
+        while not writer._is_waited_for and time.monotonic() < deadline:
+            time.sleep(0.001)
+        go_on.set()
+        waiting.join(timeout=20)
+        writer.close()
+        assert history.verify() == range(1)
+    assert threads[0] not in (threads[1], threads[2])
 
 
 def test_the_writer_raises_what_went_wrong_and_keeps_what_was_stored() -> None:

@@ -16,6 +16,7 @@ from fedrec.history import Manifest, snapshot
 from fedrec.history.environment import Environment
 from fedrec.history.mapped import MappedFile
 from fedrec.history.rounds import RoundArrays
+from fedrec.history.snapshot import Snapshot
 from fedrec.history.store import RoundStore
 
 CONTENT = bytes(range(256)) * 64
@@ -100,7 +101,7 @@ def test_a_round_is_the_same_whichever_way_it_is_read(
     assert np.array_equal(read.updates, arrays(1).updates)
     assert np.array_equal(read.global_weights, arrays(1).global_weights)
     assert done == [found] * len(done)
-    assert len(records) == len(read.client_ids)
+    assert len(records) == len(read.client_ids) + 2  # global weights and aggregate
 
 
 @pytest.mark.parametrize("rank", [0, 2, 4])
@@ -126,14 +127,29 @@ def test_an_update_is_looked_for_where_it_is_not_as_expected(
     store.close()
 
 
+@pytest.mark.parametrize("short", [0, 10**9])
 def test_updates_that_do_not_lie_in_a_row_are_found(
     tmp_path: Path,
     manifest: Manifest,
     arrays: Callable[..., RoundArrays],
     monkeypatch: pytest.MonkeyPatch,
+    short: int,
 ) -> None:
-    """They were written in several transactions: pages of keys lie between them."""
+    """They were written in several transactions: pages of keys lie between them.
+
+    With all rows long, each is looked up before it is read; with all short, only afterwards.
+    """
     monkeypatch.setattr(snapshot, "_LARGE", 0)
+    monkeypatch.setattr(snapshot, "_SHORT_ROW", short)
+    read_in_vain: list[bool] = []
+    decode = Snapshot._decode
+
+    def counted(self: Snapshot, *arguments: Any) -> Any:
+        found = decode(self, *arguments)
+        read_in_vain.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Snapshot, "_decode", counted)
     store = RoundStore(tmp_path / "history")
     store.transaction_bytes = 10_000  # one vector of 8,000 bytes each
     store.begin(manifest)
@@ -143,6 +159,7 @@ def test_updates_that_do_not_lie_in_a_row_are_found(
         assert np.array_equal(store.read_round(t).updates, arrays(t).updates)
         some = [arrays(t).client_ids[k] for k in (4, 1, 3)]
         assert np.array_equal(store.read_round(t, some).updates, arrays(t).updates[[4, 1, 3]])
+    assert any(read_in_vain) == (short > 0)
     store.close()
 
 
