@@ -12,8 +12,9 @@ from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.folder import RunFolder
 from fedrec.recipe.grid import split_values
 from fedrec.recipe.results import collect_results
-from fedrec.recipe.tables import POISONED, Row, figures_of, read_table
-from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values, save_figure
+from fedrec.recipe.tables import POISONED, UNPOISONED, Row, figures_of, read_table
+from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values
+from fedrec.report.looks import save_figure
 
 __all__ = ["plot_command"]
 
@@ -32,8 +33,10 @@ def plot_command(args: argparse.Namespace) -> None:
     else:
         rows, keys = read_table(target)
         rows = [row for row in rows if not row["failure"]]
-        rows = _where(rows, [*keys, "seed", "method"], args.where)
         by = _key(args.by, [*keys, "method"], "by")
+        # Those of the whole sweep, so that a figure of some has them in the same colours.
+        names = {column: list(dict.fromkeys(r[column] for r in rows)) for column in (by, "method")}
+        rows = _where(rows, [*keys, "seed", "method"], args.where)
         x = _key(args.x, [*keys, "method"], "x") if args.x else (keys[0] if keys else "method")
         kind = args.kind or "values"
         folder = target if target.is_dir() else target.parent
@@ -43,11 +46,12 @@ def plot_command(args: argparse.Namespace) -> None:
         if kind == "cost":
             if len(y) > 1:
                 raise ConfigurationError(expected("y", "one column for `--kind cost`", args.y))
-            figure = draw_cost(rows, keys, y=y[0] if y else "ter", by=by)
+            figure = draw_cost(rows, keys, y=y[0] if y else "ter", by=by, names=names[by])
         elif kind == "cp":
-            figure = draw_box(_with_cp(rows, folder), keys, x=x)
+            figure = draw_box(_with_cp(rows, folder), keys, x=x, names=names["method"])
         else:
-            figure = draw_values(rows, keys, x=x, y=y or ["ter", "asr", "acp"], by=by)
+            y = y or ["ter", "asr", "acp"]
+            figure = draw_values(rows, keys, x=x, y=y, by=by, names=names[by])
     path = save_figure(figure, args.output or output)
     sys.stdout.write(f"{path}\n")
 
@@ -70,7 +74,7 @@ def _with_cp(rows: Sequence[Row], folder: Path) -> list[Row]:
     return [
         {**row, "cp": list(points[row["folder"]].get(row["method"], {}).values())}
         for row in rows
-        if row["method"] != POISONED
+        if row["method"] not in (POISONED, UNPOISONED)
     ]
 
 

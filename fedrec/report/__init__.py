@@ -8,7 +8,8 @@ from fedrec._lazy import lazy
 
 if TYPE_CHECKING:
     from fedrec.report.comparison import write_comparison
-    from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values, save_figure
+    from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values
+    from fedrec.report.looks import save_figure
     from fedrec.report.page import write_report
     from fedrec.report.table import print_results
 
@@ -27,10 +28,10 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         **dict.fromkeys(
-            ("draw_box", "draw_cost", "draw_cp", "draw_values", "save_figure"),
-            "fedrec.report.figures",
+            ("draw_box", "draw_cost", "draw_cp", "draw_values"), "fedrec.report.figures"
         ),
         "print_results": "fedrec.report.table",
+        "save_figure": "fedrec.report.looks",
         "write_comparison": "fedrec.report.comparison",
         "write_report": "fedrec.report.page",
     },

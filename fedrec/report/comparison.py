@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec._files import write_atomically
+from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars
 from fedrec.report.curves import line_chart, line_key, linear_axis
 from fedrec.report.parts import document, note, number, section, table
@@ -79,7 +80,8 @@ def _tables(pairs: Sequence[tuple[str, Run]], styles: Mapping[str, str]) -> str:
     found: list[dict[str, _Method]] = []
     for _, run in pairs:
         by_name = {method["name"]: method for method in run.methods}
-        found.append({"Poisoned model": run.results["poisoned"], **by_name})
+        name = f"{name_of_recorded(run.results)} model"
+        found.append({name: run.results["poisoned"], **by_name})
     methods = list(dict.fromkeys(name for models in found for name in models))
     blocks = []
     labels = dict.fromkeys(

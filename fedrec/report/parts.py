@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -64,7 +65,7 @@ def number(value: float | None, text: str) -> str:
 
 
 def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
-    """Return a table that scrolls by itself, by keyboard too, where it is too wide.
+    """Return a table that scrolls by itself, by keyboard too, and shades an edge if it does.
 
     Args:
         label: What it shows, for those who cannot see it.
@@ -72,7 +73,9 @@ def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], style
         rows: Cells as HTML; the first one names the row.
         style: CSS class.
     """
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    # Long names of runs may be broken: the narrower a table, the less is out of sight.
+    names = (re.sub("([=/._])", r"\1<wbr>", escape(h)) for h in heads)
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
         for first, *rest in rows

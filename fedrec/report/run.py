@@ -14,6 +14,7 @@ from fedrec.estimate_errors import EstimateError, read_estimate_errors
 from fedrec.metrics_log import read_metrics
 from fedrec.recipe.results import is_reference
 from fedrec.recipe.schema import folder_name, label_of
+from fedrec.recipe.tables import POISONED, name_of_recorded
 from fedrec.report.curves import Series
 
 __all__ = ["REFERENCE", "Run", "styles_of"]
@@ -70,7 +71,9 @@ class Run:
             figure: Which column of metrics.csv.
             styles: CSS class by method.
         """
-        series = [Series("Poisoned recording", "poisoned", self._points("record", figure))]
+        malicious = name_of_recorded(self.results) == POISONED
+        name = "Poisoned recording" if malicious else "Recording"
+        series = [Series(name, "poisoned", self._points("record", figure))]
         for name in reversed([m["name"] for m in self.methods]):
             label = f"{name} (reference)" if styles[name] == REFERENCE else name
             points = self._points(f"recover/{folder_name(name)}", figure)

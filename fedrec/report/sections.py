@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedrec.estimate_errors import EstimateError
+from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, value_bars
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis, log_axis
 from fedrec.report.parts import facts, note, number, section, table
@@ -88,7 +89,7 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
     poisoned = run.results["poisoned"]
     rows = [
         [
-            f"{line_key('poisoned')}Poisoned model",
+            f"{line_key('poisoned')}{name_of_recorded(run.results)} model",
             number(poisoned["ter"], fraction(poisoned["ter"])),
             number(poisoned["asr"], fraction(poisoned["asr"])),
             _distance(poisoned),
@@ -127,7 +128,8 @@ def _distance(model: Mapping[str, Any]) -> str:
 
 def _metrics(run: Run, styles: Mapping[str, str]) -> str:
     """Return a table of the recipe's own metrics."""
-    models = [{"name": "Poisoned model", **run.results["poisoned"]}, *run.methods]
+    name = f"{name_of_recorded(run.results)} model"
+    models = [{"name": name, **run.results["poisoned"]}, *run.methods]
     labels = list(dict.fromkeys(label for model in models for label in model.get("metrics", {})))
     if not labels:
         return ""
@@ -154,7 +156,8 @@ def _figures(run: Run, styles: Mapping[str, str]) -> str:
         ("asr", "Attack success rate (ASR)", 0.0, fraction),
         ("acp", "Average cost-saving percentage (ACP)", 100.0, percent),
     ):
-        models = [{"name": "Poisoned model", **poisoned}, *run.methods]
+        name = f"{name_of_recorded(run.results)} model"
+        models = [{"name": name, **poisoned}, *run.methods]
         rows = [
             (m["name"], styles.get(m["name"], "poisoned"), m[figure], show(m[figure]))
             for m in models

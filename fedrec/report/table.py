@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedrec.recipe.tables import name_of_recorded
+
 __all__ = ["detection_text", "exact_rounds", "fraction", "percent", "print_results"]
 
 
@@ -26,7 +28,7 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
     headings = ("TER", "ASR", "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
     for heading in headings:
         table.add_column(heading, justify="right")
-    models = [{"name": "Poisoned", **results["poisoned"]}, *results["methods"]]
+    models = [{"name": name_of_recorded(results), **results["poisoned"]}, *results["methods"]]
     for model in models:
         cells = [fraction(model.get(figure)) for figure in ("ter", "asr", "relative_distance")]
         if "acp" in model:
@@ -99,7 +101,7 @@ def detection_text(detection: Mapping[str, Any] | None) -> str:
     if detection is None:
         return "No detection."
     if not detection["malicious"]:
-        found = "Nobody was flagged as malicious, so recoveries leave nobody out."
+        found = "Nobody was flagged as malicious, so there is nothing to recover from."
     else:
         when = "" if detection["round"] is None else f" in round {detection['round']}"
         found = f"Flagged as malicious{when}: {', '.join(detection['malicious'])}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -121,6 +122,18 @@ def test_columns_that_are_not_there(here: Path, capsys: pytest.CaptureFixture[st
     ):
         assert main(["plot", "results.csv", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_figures_of_a_part_keep_colours(here: Path) -> None:
+    table = [{"k": k, "method": m, "ter": 0.5} for k in ("1", "2") for m in ("A", "B")]
+    write_table(here / "results.csv", table, ["k", *COLUMNS])
+    strokes = []
+    for where in ("method=A,B", "method=B"):
+        assert main(["plot", "results.csv", "--y", "ter", "--where", where]) == 0
+        text = (here / "values.svg").read_text()
+        strokes.append(set(re.findall("stroke: (#(?!0000|e6e6)[0-9a-f]{6})", text)))
+    first, second = "#0072b2", "#d55e00"
+    assert strokes == [{first, second}, {second}]
 
 
 def test_without_matplotlib(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 
 from fedrec.exceptions import ConfigurationError
 from fedrec.report import draw_box, draw_cost, draw_cp, draw_values, save_figure
+from fedrec.report.looks import looks_of
 
 
 def rows(values: list[str], **more: Any) -> list[dict[str, Any]]:
@@ -42,15 +46,128 @@ def test_lines_are_means_over_repeats_in_percent() -> None:
     assert figure.axes[0].get_xscale() == "linear"
 
 
-def test_marks_of_a_flat_line_are_whole() -> None:
-    table = [{"tol": tol, "method": "A", "ter": 0.2} for tol in ("1", "2")]
-    bottom, top = draw_values(table, ["tol"], x="tol", y=["ter"]).axes[0].get_ylim()
-    assert (bottom, top > 20.9) == (0, True)
+def at_the_ends(seeds: int = 1) -> list[dict[str, Any]]:
+    """Return TER of 0, 0.2 and 1, and ACP of 0 and 100: marks at all ends of the axes."""
+    return [
+        {"tol": t, "method": m, "ter": ter, "acp": acp, "exact_rounds": 100.0 - acp}
+        for t in ("5", "10", "100")
+        for m, ter, acp in (("A", 0.2, 50.0), ("B", 0.0, 100.0), ("TrainFromScratch", 1.0, 0.0))
+        for _ in range(seeds)
+    ]
 
 
-def test_values_that_span_decades_get_a_logarithmic_axis() -> None:
+def test_every_mark_is_whole() -> None:
+    table, flat = at_the_ends(), [{"tol": t, "method": "A", "ter": 0.2} for t in "12"]
+    for figure in (
+        draw_values(table, ["tol"], x="tol", y=["ter", "acp"]),
+        draw_values(flat, ["tol"], x="tol", y=["ter"]),
+        draw_cost(table, ["tol"]),
+    ):
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            bottom, _ = ax.get_ylim()
+            assert bottom < 0
+            for series in ax.containers:
+                (mark,) = series.lines[:1]
+                radius = mark.get_markersize() / 2 / 72 * figure.dpi
+                points = ax.transData.transform(mark.get_xydata())
+                assert len(points) in (2, 3)
+                assert (points - radius >= ax.bbox.min).all()
+                assert (points + radius <= ax.bbox.max).all()
+
+
+def test_values_below_zero_are_on_the_axis() -> None:
+    table = [{"tol": t, "method": "A", "metrics.gain": -float(t)} for t in ("1", "3")]
+    for x in ("tol", "method"):
+        (ax,) = draw_values(table[1:], ["tol"], x=x, y=["metrics.gain"]).axes
+        bottom, top = ax.get_ylim()
+        assert bottom < -3 < 0 <= top
+        assert ax.get_ylabel() == "gain"
+
+
+def test_bars_stand_on_the_axis() -> None:
+    table = [{"rule": r, "method": "A", "ter": 0.5, "acp": 0.0} for r in ("Median", "Krum")]
+    figure = draw_values(table, ["rule"], x="rule", y=["ter", "acp"])
+    assert [ax.get_ylim()[0] for ax in figure.axes] == [0, 0]
+
+
+def test_error_bars_are_drawn_for_repeats_alone() -> None:
+    for seeds in (1, 3):
+        for figure in (
+            draw_values(at_the_ends(seeds), ["tol"], x="tol", y=["ter"]),
+            draw_values(at_the_ends(seeds), ["tol"], x="method", y=["ter"], by="tol"),
+        ):
+            errors = [c.lines[2][0] for c in figure.axes[0].containers if hasattr(c, "lines")]
+            drawn = sum(len(ends) > 0 for error in errors for ends in error.get_segments())
+            assert drawn == (0 if seeds == 1 else 9)
+
+
+def test_a_method_looks_the_same_in_every_figure() -> None:
+    names = ["Poisoned", "A", "B", "TrainFromScratch", "C"]
+    rows = [
+        {"tol": t, "rule": r, "method": m, "ter": 0.1, "exact_rounds": 5.0, "cp": [1.0, 2.0]}
+        for t in ("1", "2")
+        for r in ("Median", "Krum")
+        for m in names
+    ]
+    some = [row for row in rows if row["method"] in ("B", "C") and row["rule"] == "Krum"]
+    every = draw_values([r for r in rows if r["rule"] == "Krum"], ["tol"], x="tol", y=["ter"])
+    wanted = {c.get_label(): c.lines[0].get_color() for c in every.axes[0].containers}
+    assert len(set(wanted.values())) == len(names)
+    for figure in (
+        draw_values(some, ["tol"], x="tol", y=["ter"], names=names),
+        draw_cost(some, ["tol"], names=names),
+    ):
+        found = {c.get_label(): c.lines[0].get_color() for c in figure.axes[0].containers}
+        assert found == {"B": wanted["B"], "C": wanted["C"]}
+    boxes = draw_box(some, ["tol"], x="tol", names=names)
+    for ax in boxes.axes:
+        colour = ax.patches[0].get_facecolor()[:3]
+        assert to_hex(colour) == wanted[ax.get_title(loc="left")]
+
+
+def test_nine_methods_are_told_apart_without_colour() -> None:
+    methods = [f"M{i}" for i in range(9)]
+    looks = looks_of([*methods, "Poisoned", "TrainFromScratch"])
+    lines = {(look.line["marker"], look.line["linestyle"]) for look in list(looks.values())[:8]}
+    assert len(lines) == 8
+    assert len({look.bar.get("hatch") for look in list(looks.values())[:8]}) == 8
+    assert len({(look.line["color"], look.line["marker"]) for look in looks.values()}) == 11
+
+
+@pytest.mark.parametrize("methods", [1, 6])
+def test_a_figure_is_as_wide_as_a_column_and_its_legend_fits(methods: int) -> None:
+    table = [
+        {"tol": t, "method": f"Recovery of kind {m}" * (1 + m % 2), "ter": 0.1, "acp": 50.0}
+        for t in ("5", "10")
+        for m in range(methods)
+    ]
+    figure = draw_values(table, ["tol"], x="tol", y=["ter", "acp"])
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() <= 3.5  # inches: what two-column papers have
+    legend = figure.legends[0].get_window_extent()
+    assert (legend.min >= 0).all()
+    assert (legend.max <= figure.bbox.max).all()
+    assert all(ax.get_window_extent().y1 <= legend.y0 for ax in figure.axes)
+    assert all(ax.get_window_extent().height > figure.dpi for ax in figure.axes)  # over an inch
+    assert {type(handle) for handle in figure.legends[0].legend_handles} == {Line2D}
+
+
+def test_axes_have_the_names_and_units_of_papers() -> None:
+    key = "recoverers.0.init_args.correction_period"
+    table = [{key: t, "method": "A", "seconds": 1.0, "client_bytes": 5e6} for t in ("5", "20")]
+    top, bottom = draw_values(table, [key], x=key, y=["seconds", "client_bytes"]).axes
+    assert bottom.get_xlabel() == "correction period $T_c$, rounds"
+    assert (top.get_ylabel(), bottom.get_ylabel()) == ("time, s", "traffic of clients, MB")
+    assert lines(bottom)["A"] == ([5, 20], [5, 5])
+    assert [label.get_text() for label in bottom.get_xticklabels()] == ["5", "20"]
+
+
+def test_values_that_span_a_decade_get_a_logarithmic_axis() -> None:
     figure = draw_values(rows(["1e-7", "1e-5", "1e-3"]), ["tol"], x="tol", y=["ter"])
     assert figure.axes[0].get_xscale() == "log"
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == [f"$\\mathdefault{{10^{{{power}}}}}$" for power in (-7, -5, -3)]
 
 
 def test_names_get_bars_and_other_keys_panels() -> None:
@@ -107,6 +224,16 @@ def test_distributions_of_cp() -> None:
     heights = [bar.get_height() for bar in ax.patches]
     assert (sum(heights), max(heights)) == (3, 2)
     assert "ACP 83.3" in ax.get_title(loc="right")
+    low, high = ax.get_xlim()
+    assert (low, high) == (pytest.approx(80 - 1.5 * 10 / 16), pytest.approx(90 + 1.5 * 10 / 16))
+    near = draw_cp({"A": {"a": 86.167, "b": 86.333}})
+    near.draw_without_rendering()
+    places = [label.get_window_extent() for label in near.axes[0].get_xticklabels()]
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(places))
+    both = draw_cp({"A": {"a": 80.0, "b": 90.0}, "B": {"a": 40.0, "b": 20.0}})
+    edges = [[bar.get_x() for bar in ax.patches] for ax in both.axes]
+    assert edges[0] == edges[1]  # so that methods can be compared
+    assert both.axes[0].get_xlim() == both.axes[1].get_xlim()
     table = [{"T": t, "method": "A", "cp": [80.0, 90.0, float(t)]} for t in ("70", "100")]
     table += [{"T": "70", "method": "Scratch", "cp": [0.0, 0.0]}]
     (boxes,) = draw_box(table, ["T"], x="T").axes
@@ -123,6 +250,7 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path: Path) -> None:
         )
         assert one.read_bytes() == two.read_bytes()
     assert b"<dc:date>" not in (tmp_path / "0.svg").read_bytes()
+    assert b"/Type3" not in (tmp_path / "0.pdf").read_bytes()  # publishers refuse such fonts
 
 
 def test_nothing_to_draw_and_too_much() -> None:

@@ -46,7 +46,20 @@ window.addEventListener("load", () => {
     chart.dispatchEvent(new KeyboardEvent("keydown", { key: "Home" }));
     const shown = page.querySelector(".tip").textContent;
     const { scrollWidth, clientWidth } = page.documentElement;
-    return { hidden: scrollWidth - clientWidth, shown };
+    // Tables that are too wide: each has to scroll to its end, and to shade the edge till then.
+    const all = (what) => [...page.querySelectorAll(what)];
+    const wide = (box) => box.scrollWidth > box.clientWidth;
+    const boxes = all(".scroll").filter(wide);
+    const stuck = boxes.filter((box) => {
+      box.scrollLeft = 1e6;
+      const last = box.querySelector("tr").lastElementChild.getBoundingClientRect();
+      const shades = getComputedStyle(box).backgroundAttachment;
+      const reached = last.right <= box.getBoundingClientRect().right + 1;
+      return !reached || shades !== "local, local, scroll, scroll";
+    });
+    const loose = all("table").filter((table) => !table.closest(".scroll"));
+    const wrong = [stuck, loose, all("pre").filter(wide)].map((found) => found.length);
+    return { hidden: scrollWidth - clientWidth, shown, scrolls: boxes.length, wrong };
   });
   document.body.replaceChildren(JSON.stringify(found));
 });
@@ -160,5 +173,7 @@ def test_nothing_is_wider_than_the_screen(tmp_path: Path, several: bool) -> None
     assert console == []
     found = json.loads(unescape(dom[dom.index("<body>") + 6 : dom.index("</body>")]))
     assert [f["hidden"] for f in found] == [0] * len(WIDTHS)
+    assert found[WIDTHS.index(390)]["scrolls"] > 0
+    assert [f["wrong"] for f in found] == [[0, 0, 0]] * len(WIDTHS)
     # The arrow keys show the values of a round: here those of the first one.
     assert all(f["shown"].startswith(f"round 0{EVIL}0.900") for f in found)

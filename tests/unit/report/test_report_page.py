@@ -174,6 +174,8 @@ def test_nobody_flagged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
     nobody = {"malicious": [], "fnr": 1.0, "fpr": 0.0, "round": None}
     print_results(results(detection=nobody), Console(width=200))
-    assert "Nobody was flagged as malicious, so recoveries leave nobody out." in (
-        capsys.readouterr().out
-    )
+    said = "Nobody was flagged as malicious, so there is nothing to recover from."
+    assert said in capsys.readouterr().out
+    honest = {**results(), "recording": {"malicious": []}}
+    print_results(honest, Console(width=200))
+    assert "Recorded " in capsys.readouterr().out
