@@ -43,7 +43,8 @@ def main() -> None:
         xlabel="round", ylabel=f"{arguments.figure.upper()}, %", ylim=(0, None), xlim=(0, None)
     )
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.02)}
+    axes.legend(frameon=False, fontsize=8, ncols=2, **above)
     arguments.svg.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(arguments.svg, metadata={"Date": None})
 

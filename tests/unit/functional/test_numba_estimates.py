@@ -72,7 +72,7 @@ def test_push() -> None:
     delta_w = np.array([1, 0, 2, 0, 0], np.float32)
     pool = np.array([[0, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.float32)
     historical = np.ones((3, 5), np.float32)
-    difference = np.array([[3, 2, 1, 0, 5], [-1, 9, 0, 9, 9], [1, 1, 1, 0, 0]], np.float32)
+    difference = np.array([[3, 2, 1, 0, 5], [-0.4, 9, 0, 9, 9], [1, 1, 1, 0, 0]], np.float32)
     slots = np.array([[-1, 1], [0, 1], [0, 1]])
     found = push(
         historical + difference, historical, delta_w, pool, slots, 0.5, delta_g,
