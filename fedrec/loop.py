@@ -139,6 +139,7 @@ class FederatedLoop:
         self.num_threads = num_threads
         own = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         self.callbacks = [*own, RichProgressBar()] if enable_progress_bar else own
+        self.announced = ""
         self._fabric: Fabric | None = None
         self._subset: tuple[object, object] | None = None
 

@@ -32,7 +32,7 @@ from fedrec.types import RoundRecord, RunResult
 if TYPE_CHECKING:
     from fedrec.loop import FederatedLoop
 
-__all__ = ["Recording", "plan_text", "require_same_plan", "training_of"]
+__all__ = ["Recording", "announce", "require_same_plan", "training_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +77,14 @@ def plan_text(execution: Mapping[str, Any]) -> str:
     threads = execution["threads"]
     plural = "" if threads == 1 else "s"
     return f"Computing on {execution['device']} ({path}, {threads} thread{plural})"
+
+
+def announce(loop: FederatedLoop, execution: Mapping[str, Any], num_bytes: int) -> None:
+    """Say how updates are computed, unless a loop said the same before, and in how much memory."""
+    text = plan_text(execution)
+    if text != loop.announced:
+        loop.announced = text
+        _log.info("%s; about %s of memory for updates.", text, num_bytes_text(num_bytes))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -124,7 +132,8 @@ class Recording:
         self.client_seconds = 0.0
         t = first
         self.writer = BackgroundWriter(self.history)
-        _log.info("%s", self._described())
+        layout, num_clients = federation.layout, len(federation.clients)
+        announce(loop, self.execution, recording_bytes(num_clients, layout.num_parameters))
         loop.call("on_record_start", self.max_rounds, first)
         try:
             with stop_between_rounds() as stop:
@@ -159,11 +168,6 @@ class Recording:
         )
         loop.call("on_record_end", result)
         return result
-
-    def _described(self) -> str:
-        layout, num_clients = self.federation.layout, len(self.federation.clients)
-        needed = num_bytes_text(recording_bytes(num_clients, layout.num_parameters))
-        return f"{plan_text(self.execution)}; about {needed} of memory for updates."
 
     def _decided(self) -> bool:
         return (

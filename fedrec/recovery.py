@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +24,10 @@ from fedrec.functional._finite import nonfinite_rows
 from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
 from fedrec.interrupts import stop_between_rounds
-from fedrec.memory import num_bytes_text, recovery_bytes
+from fedrec.memory import recovery_bytes
 from fedrec.metrics import CostLedger
 from fedrec.metrics_log import MetricsLog
-from fedrec.recording import plan_text, require_same_plan, training_of
+from fedrec.recording import announce, require_same_plan, training_of
 from fedrec.recoverers._gradients import warn_unless_gradients
 from fedrec.recoverers.base import Recoverer
 from fedrec.recovery_context import recovery_context, require_cooperation
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from fedrec.loop import FederatedLoop
 
 __all__ = ["Recovery"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,7 +88,9 @@ class Recovery:
             buffers = history.read_round(min(steps[0], self.rounds) - 1, ()).buffers
             self.engine.buffers = on_device(buffers, loop.device)
         if not finished:
-            _log.info("%s", self._described())
+            num_clients, size = len(self.remaining), self.federation.layout.num_parameters
+            kept = self.recoverer.kept_bytes(num_clients, size)
+            announce(loop, self.execution, recovery_bytes(num_clients, size, kept))
         loop.call("on_recover_start", self.name, self.rounds, first)
         if not finished:
             weights, seconds = self._steps(steps, first, weights, seconds, log)
@@ -114,12 +113,6 @@ class Recovery:
         )
         loop.call("on_recover_end", result)
         return result
-
-    def _described(self) -> str:
-        num_clients, size = len(self.remaining), self.federation.layout.num_parameters
-        kept = self.recoverer.kept_bytes(num_clients, size)
-        needed = num_bytes_text(recovery_bytes(num_clients, size, kept))
-        return f"{plan_text(self.execution)}; about {needed} of memory for updates."
 
     def _steps(
         self, steps: Sequence[int], first: int, weights: Tensor, seconds: float, log: MetricsLog

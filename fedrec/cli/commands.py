@@ -17,6 +17,7 @@ from fedrec.data import FederatedDataModule
 from fedrec.exceptions import ConfigurationError, FedrecError, RecipeError
 from fedrec.memory import num_bytes_text
 from fedrec.recipe import Recipe, load_recipe, run
+from fedrec.recipe.fitting import check_fit
 from fedrec.recipe.folder import RunFolder, existing
 from fedrec.recipe.planning import forecast_history, recoveries_there
 from fedrec.recipe.results import collect_results
@@ -84,13 +85,17 @@ def _report(args: argparse.Namespace) -> None:
 def _validate(args: argparse.Namespace) -> None:
     recipe: Recipe = load_recipe(args.target, args.overrides, args.allow)
     lines = [f"{recipe.path} has no mistakes."]
-    data = build_parts(recipe).data
+    parts = build_parts(recipe)
+    data = parts.data
     try:
         data.test_dataset  # noqa: B018 - a property that loads
     except Exception as error:  # noqa: BLE001 - of a recipe for another machine
-        lines.append(f"Its data are not here, so their split was not checked: {error}")
+        lines.append(
+            f"Its data are not here, so neither their split nor the model was checked: {error}"
+        )
     else:
         _split(data)
+        check_fit(recipe.config, parts.model, data)
     told = forecast_history(recipe)
     if told is not None:
         assumed = ", if updates compress as expected" if told.assumed else ""

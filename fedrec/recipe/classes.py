@@ -50,11 +50,10 @@ class ClassFinder:
         for module in self.allow:
             try:
                 importlib.import_module(module)
-            except ImportError as error:
+            except (Exception, SystemExit) as error:
                 raise ConfigurationError(
                     "Expected `allow` to name modules that can be imported, but "
-                    f"`{module}` cannot: {error}. "
-                    "HINT: run from the folder that holds it, or install it."
+                    f"`{module}` cannot: {_cause(error, module)}"
                 ) from error
 
     def find(self, name: str, bases: Sequence[type], argument: str = "class_path") -> type:
@@ -158,9 +157,9 @@ class ClassFinder:
         module_name, _, name = path.rpartition(".")
         try:
             module = importlib.import_module(module_name)
-        except ImportError as error:
-            wanted = article(bases[0].__name__)
-            raise ConfigurationError(f"{expected(argument, wanted, path)} ({error})") from error
+        except (Exception, SystemExit) as error:
+            wanted = expected(argument, article(bases[0].__name__), path)
+            raise ConfigurationError(f"{wanted} ({_fault(error)})") from error
         if not hasattr(module, name):
             here = [k for k, v in vars(module).items() if isinstance(v, type) and k[0] != "_"]
             fitting = [k for k in here if issubclass(getattr(module, k), tuple(bases))]
@@ -172,6 +171,21 @@ class ClassFinder:
     @staticmethod
     def _inside(path: str, roots: Iterable[str]) -> bool:
         return any(path == root or path.startswith(f"{root}.") for root in roots)
+
+
+def _cause(error: BaseException, module: str) -> str:
+    """Say why a module cannot be imported, and what to do about it."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and (module == missing or module.startswith(f"{missing}.")):
+        return f"{error}. HINT: run from the folder that holds it, or install it."
+    if missing is not None:
+        return f"{_fault(error)}. HINT: install `{missing}`, which it imports."
+    return f"{_fault(error)}. HINT: `python -c 'import {module}'` shows where."
+
+
+def _fault(error: BaseException) -> str:
+    """Say what an import raised, by name unless it is about the import alone."""
+    return str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
 
 
 def _usable(cls: type, base: type) -> bool:

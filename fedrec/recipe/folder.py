@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import inspect
 import json
@@ -14,12 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from pytorch_lightning import LightningModule
 
 from fedrec._files import write_atomically
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.data import FederatedDataModule
+from fedrec.data.partitioners import Partitioner
+from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import Federation
 from fedrec.loop import FederatedLoop
+from fedrec.recipe.classes import ClassFinder
 from fedrec.recipe.schema import Parts, Recipe, folder_name
+from fedrec.recoverers.base import Recoverer
 
 __all__ = [
     "DETECTION",
@@ -38,6 +47,9 @@ DETECTION = "detection.json"
 RECORDED = ""
 
 _COMPONENTS = ("data", "model", "aggregator", "attack", "history", "detector", "recoverer")
+_BASES = (
+    FederatedDataModule, Partitioner, LightningModule, Aggregator, Attack, Detector, Recoverer,
+)  # fmt: skip
 # What of the loop decides the bits of a recording.
 _PLAN = ("accelerator", "devices", "precision", "executor", "seed", "deterministic", "fast_dev_run")
 
@@ -175,7 +187,7 @@ class RunFolder:
         Raises:
             ConfigurationError: If it holds a recording of another recipe, or is no run folder.
         """
-        if self.path.exists() and not self.recipe_file.exists() and any(self.path.iterdir()):
+        if not self.recipe_file.exists() and not self._is_run() and any(self.path.glob("*")):
             raise ConfigurationError(
                 f"Expected `{self.path}` to be a run folder, or a new or empty one, but it holds "
                 "other files. HINT: choose another with `name=` or `--output-dir`."
@@ -190,6 +202,10 @@ class RunFolder:
         self._check_same(recording)
         text = OmegaConf.to_yaml(OmegaConf.create(dict(recipe.config)))
         write_atomically(self.recipe_file, text.encode())
+
+    def _is_run(self) -> bool:
+        """Return whether a run has begun here, for folders that have lost their recipe."""
+        return (self.path / RECORD).is_file()
 
     def _check_same(self, recording: Mapping[str, Any]) -> None:
         stored = self.read(RECORD)
@@ -244,6 +260,12 @@ def existing(path: str | Path) -> RunFolder:
     folder = RunFolder(path)
     if not folder.recipe_file.is_file():
         hint = "`fedrec run RECIPE` makes one, `runs/<name>` by default."
+        if folder.read(RECORD) is not None:
+            hint = (
+                "its recipe.yaml was deleted; `fedrec run` with the recipe of this run, "
+                f"`name={folder.path.resolve().name}` and `--output-dir "
+                f"{folder.path.resolve().parent}` writes it again and keeps what is done."
+            )
         raise ConfigurationError(
             expected("RUN", "a run folder (with recipe.yaml in it)", str(path), hint=hint)
         )
@@ -254,7 +276,7 @@ def hash_of(spec: Mapping[str, Any]) -> str:
     """Return 12 hexadecimal digits that tell what a step depends on.
 
     What means the same has the same digits: the order of keys does not matter, nor whether a class
-    of fedrec goes by its name, its dotted path, or has an empty `init_args`.
+    of fedrec goes by its name, its dotted path, or has `init_args` that are the defaults anyway.
 
     Args:
         spec: What the step depends on, such as a `recording_part`.
@@ -274,8 +296,9 @@ def _canonical(spec: Any) -> Any:
     if not isinstance(spec, Mapping):
         return spec
     spec = json.loads(json.dumps(spec))
-    named = {k: v for k, v in spec.items() if k in _COMPONENTS and isinstance(v, str)}
-    return _short({**spec, **{k: {"class_path": v} for k, v in named.items()}})
+    if "recoverer" in spec and "exclude" in spec:  # of a recovery, which says whom it leaves out
+        spec["recover"] = _given(spec.get("recover"), FederatedLoop.recover, exclude="detected")
+    return _short(spec)
 
 
 def _short(value: Any) -> Any:
@@ -283,14 +306,26 @@ def _short(value: Any) -> Any:
         return [_short(v) for v in value]
     if not isinstance(value, dict):
         return value
+    named = {k: v for k, v in value.items() if k in _COMPONENTS and isinstance(v, str)}
+    value = {**value, **{k: {"class_path": v} for k, v in named.items()}}
     value = {k: _short(v) for k, v in value.items()}
     if "class_path" in value:
         path = str(value["class_path"])
         if path.startswith("fedrec."):
             value["class_path"] = path.rpartition(".")[2]
+        cls = _classes().get(value["class_path"])
+        if cls is not None and isinstance(value.get("init_args"), dict):
+            value["init_args"] = _given(value["init_args"], cls)
         if not value.get("init_args", True):
             del value["init_args"]
     return value
+
+
+@functools.cache
+def _classes() -> dict[str, type]:
+    """Return the classes of fedrec whose defaults are known, by name."""
+    known = [ClassFinder().known([base]) for base in _BASES]
+    return {name: found[0] for names in known for name, found in names.items()}
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fedrec.exceptions import ConfigurationError, FedrecError, expected
@@ -26,6 +27,8 @@ _REFUSALS = (
     ArithmeticError,
     LookupError,
 )
+# Takes the place of a required value that is wrong, so that the other values are checked, too.
+_STAND_INS: dict[Any, Any] = {int: 1, float: 1.0, str: "1"}
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -88,7 +91,9 @@ class Instantiator:
         return built if len(self.errors) == before else UNUSABLE
 
     def construct(self, cls: Callable[..., Any], arguments: Mapping[str, Any], key: str) -> Any:
-        """Call a class or a function, and note what it has against its arguments.
+        """Call a class or a function, and note all that it has against its arguments.
+
+        An argument that is refused is left out, for the others to be checked.
 
         Args:
             cls: The class or function.
@@ -101,10 +106,33 @@ class Instantiator:
         try:
             return cls(**arguments)
         except _REFUSALS as error:
-            text = str(error) or type(error).__name__
-            about = re.match(r"Expected `(\w+)`", text)
-            named = about is not None and about[1] in arguments
-            return self.mistake(f"{key}.{about[1]}" if about and named else key, text)
+            name, text = _refusal(error, arguments)
+        self.mistake(key if name is None else f"{key}.{name}", text)
+        if name is not None:
+            self._check_others(cls, {k: v for k, v in arguments.items() if k != name}, key)
+        return UNUSABLE
+
+    def _check_others(
+        self, cls: Callable[..., Any], arguments: Mapping[str, Any], key: str
+    ) -> None:
+        """Check the arguments that are left beside wrong ones, whose place their defaults take."""
+        types = parameter_types(cls.func if isinstance(cls, partial) else cls)
+        left, required = dict(arguments), {}
+        for name, parameter in inspect.signature(cls).parameters.items():
+            if parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC:
+                if name not in left and types.get(name) not in _STAND_INS:
+                    return
+                required[name] = _STAND_INS.get(types.get(name))
+        while left:
+            try:
+                cls(**{**required, **left})
+                return
+            except _REFUSALS as error:
+                about, text = _refusal(error, left)
+            if about is None:
+                return
+            self.mistake(f"{key}.{about}", text)
+            del left[about]
 
     def arguments_of(
         self,
@@ -151,7 +179,11 @@ class Instantiator:
             return self.mistake(class_key, str(error))
         init_args = node.get("init_args")
         arguments = self.arguments(
-            {} if init_args is None else init_args, f"{key}.init_args", cls, given=given or {}
+            {} if init_args is None else init_args,
+            f"{key}.init_args",
+            cls,
+            given=given or {},
+            check=cls,
         )
         if arguments is UNUSABLE:
             return UNUSABLE
@@ -166,6 +198,7 @@ class Instantiator:
         *,
         given: Mapping[str, str],
         types: Mapping[str, Any] | None = None,
+        check: Callable[..., Any] | None = None,
     ) -> Any:
         """Check keyword arguments against a signature.
 
@@ -175,6 +208,7 @@ class Instantiator:
             function: The class or function they are meant for.
             given: Arguments that come from elsewhere; the reason by name ("" for no comment).
             types: Types by name that take the place of the annotations.
+            check: Called with those arguments that fit where others do not, to find more mistakes.
 
         Returns:
             The arguments, nested components built, or `UNUSABLE`.
@@ -206,7 +240,11 @@ class Instantiator:
             if parameter.default is inspect.Parameter.empty and name not in node:
                 what = describe(hints[name]) if name in hints else "given"
                 self.mistake(f"{key}.{name}", f"Expected `{name}` to be {what}, but it is missing.")
-        return arguments if is_usable(node) and len(self.errors) == before else UNUSABLE
+        if is_usable(node) and len(self.errors) == before:
+            return arguments
+        if check is not None:
+            self._check_others(check, arguments, key)
+        return UNUSABLE
 
     def _fit(self, value: Any, annotation: Any, key: str) -> Any:
         before = len(self.errors)
@@ -220,3 +258,10 @@ class Instantiator:
             name = key.rpartition(".")[2]
             return self.mistake(key, expected(name, describe(annotation), value))
         return fitted if is_usable(fitted) and len(self.errors) == before else UNUSABLE
+
+
+def _refusal(error: Exception, arguments: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return which of the arguments an error is about, if it names one, and what it says."""
+    text = str(error) or type(error).__name__
+    about = re.match(r"Expected `(\w+)`", text)
+    return (about[1] if about is not None and about[1] in arguments else None), text

@@ -143,7 +143,7 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         if detection is None
         else {key: detection[key] for key in ("malicious", "fnr", "fpr", "round")},
         "methods": methods,
-        "recording": {key: record.get(key) for key in ("seconds", "client_seconds")},
+        "recording": {key: record.get(key) for key in ("seconds", "client_seconds", "malicious")},
         "history": record["history"],
         "execution": record["execution"],
         "versions": record["versions"],

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import shutil
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +13,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedrec._files import write_atomically
-from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, expected
+from fedrec.callbacks import Callback
+from fedrec.exceptions import ConfigurationError, MethodsFailedError, expected
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
+from fedrec.recipe.failures import raise_failures, reason_of
+from fedrec.recipe.fitting import check_fit
 from fedrec.recipe.folder import DETECTION, RECORD, RECORDED, RunFolder, recording_part
 from fedrec.recipe.measures import Model, is_measured, measure, recorded_model
-from fedrec.recipe.results import collect_results, recovery_spec
+from fedrec.recipe.mending import history_is_gone, mend
+from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
 from fedrec.recipe.schema import Recipe, build_parts, folder_name
+from fedrec.recipe.stored import finite, method_result, recording_result
 from fedrec.recoverers.base import Recoverer
 from fedrec.report import write_report
 from fedrec.types import Detection, RunResult
@@ -49,7 +52,12 @@ def run(
 
     Running the same recipe again does only what is missing: an interrupted recording or recovery
     goes on, finished ones are kept. A recipe with the same recording and other recoverers or
-    another detector reuses the recording.
+    another detector reuses the recording. Where a detector flags nobody, there is nothing to
+    recover from, and no recovery is made; `exclude: []` in the recipe makes them all the same.
+
+    Files of a finished recovery that were deleted are made again. A finished recording whose
+    history was deleted is not: a run with nothing else left to do goes without it, any other says
+    what there is to do about it.
 
     Args:
         recipe: From `load_recipe`.
@@ -108,6 +116,8 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     where.open(session.recipe, session.recording, overwrite=overwrite)
     failed: MethodsFailedError | None = None
     try:
+        if "recover" in steps:
+            mend(where, session.recipe.config, lambda: session.federation)
         if session.is_done(steps):
             _log.info("Everything in `%s` is done already.", where.path)
             session.measure()
@@ -140,6 +150,7 @@ class _Session:
         self.recording = recording_part(recipe, self.parts)
         quietly = {} if progress else {"enable_progress_bar": False}
         self.loop = FederatedLoop(**{**self.parts.loop, **quietly, "default_root_dir": folder.path})
+        self.loop.callbacks.append(_Resumed())
         self.models: dict[str, Model] = {}
 
     @cached_property
@@ -149,9 +160,14 @@ class _Session:
     @cached_property
     def history(self) -> HistoryStore:
         cls, arguments = self.parts.history
-        if "path" in inspect.signature(cls).parameters:
+        if self.is_on_disk:
             arguments = {**arguments, "path": self.folder.path / "history"}
         return cls(**arguments)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the history outlives this process."""
+        return "path" in inspect.signature(self.parts.history[0]).parameters
 
     def is_recorded(self) -> bool:
         """Return whether there is nothing left to record."""
@@ -164,6 +180,7 @@ class _Session:
         results = collect_results(self.folder)
         detected = results["detection"] is not None or not self.detects(steps)
         recovered = len(results["methods"]) == len(self.parts.recoverers)
+        recovered = recovered or self.flagged_nobody()
         return detected and (recovered or "recover" not in steps)
 
     def detects(self, steps: Sequence[str]) -> bool:
@@ -173,7 +190,15 @@ class _Session:
         listed = not isinstance(self.parts.exclude, str) and self.parts.recoverers
         return self.parts.detector is not None and not listed
 
+    def flagged_nobody(self) -> bool:
+        """Return whether a detector was to say whom to leave out, and named nobody."""
+        if self.loop.fast_dev_run:  # a few rounds say little, and the methods are to be tried
+            return False
+        by_detector = isinstance(self.parts.exclude, str)
+        return by_detector and excluded_clients(self.folder, self.recipe.config) == []
+
     def do(self, steps: Sequence[str]) -> None:
+        check_fit(self.recipe.config, self.parts.model, self.parts.data)
         if "record" in steps:
             self.record()
         if self.detects(steps):
@@ -186,6 +211,8 @@ class _Session:
         if done is not None and not self.history.is_empty:
             _log.info("Recording: kept, %d rounds.", done["rounds"])
             return
+        if done is not None and self.is_on_disk:
+            raise history_is_gone(self.folder)
         self.folder.write(RECORD, {"spec": self.recording})
         parts = self.parts
         total = self.loop.limit(parts.record["max_rounds"])
@@ -215,32 +242,9 @@ class _Session:
                 shutil.rmtree(self.folder.path / "history", ignore_errors=True)
                 (self.folder.path / RECORD).unlink(missing_ok=True)
             raise
-        manifest = self.history.manifest
-        self.folder.write(
-            RECORD,
-            {
-                "spec": self.recording,
-                "result": {
-                    **self._test(result),
-                    "rounds": result.rounds,
-                    "seconds": result.seconds,
-                    "client_seconds": sum(result.client_seconds.values()),
-                    "synthetic_data": self.parts.data.synthetic,
-                    "malicious": list(manifest.malicious),
-                    "execution": dict(result.execution),
-                    "versions": dict(manifest.versions),
-                    "history": {
-                        "bytes": self.history.num_bytes(),
-                        "rounds": len(self.history.rounds()),
-                        "clients": len(manifest.clients),
-                        "parameters": manifest.num_parameters,
-                        "codec": manifest.codec,
-                        "keep": dict(manifest.keep),
-                        "encryption": manifest.encryption,
-                    },
-                },
-            },
-        )
+        found = recording_result(result, self.history, synthetic=self.parts.data.synthetic)
+        found = {**self._test(result), **found}
+        self.folder.write(RECORD, {"spec": self.recording, "result": found})
         if result.detection is not None and self.stops:
             self._write_detection(result.detection)
 
@@ -265,17 +269,14 @@ class _Session:
             "round": detection.round,
             "seen": list(detection.seen),
             "truth": list(truth),
-            "scores": _finite(detection.scores),
+            "scores": finite(detection.scores),
         }
         spec = {"detector": self.recipe.config["detector"]}
         self.folder.write(DETECTION, {"spec": spec, "result": result})
         if detection.malicious:
             _log.info("Flagged as malicious: %s.", ", ".join(detection.malicious))
         else:
-            _log.warning(
-                "%s flagged nobody, so recoveries leave nobody out.",
-                type(self.parts.detector).__name__,
-            )
+            _log.warning("%s flagged nobody.", type(self.parts.detector).__name__)
         return result
 
     def recover(self) -> None:
@@ -285,15 +286,23 @@ class _Session:
             exclude = self.detect()["malicious"]
         self.models[RECORDED] = recorded_model(self.history)
         self.measure()  # a metric that does not fit is found out before hours of recoveries
+        if self.flagged_nobody():
+            _log.warning(
+                "Nobody was flagged, so there is nothing to recover from, and no recovery was "
+                "made. HINT: try another detector, or list clients in `recover.exclude`; with an "
+                "empty list, the methods run and leave nobody out."
+            )
+            return
         failures: dict[str, Exception] = {}
         for i, (label, recoverer) in enumerate(self.parts.recoverers.items()):
             try:
                 self._recover(i, label, recoverer, list(exclude))
             except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
                 failures[label] = error
-                _log.warning("%s failed: %s", label, str(error).strip() or type(error).__name__)
+                _log.warning("%s failed: %s", label, reason_of(error))
         self.measure()
-        self._report(failures)
+        files = {k: self.folder.path / self.folder.failure_file(k) for k in self.parts.recoverers}
+        raise_failures(failures, files)
 
     def _recover(self, i: int, label: str, recoverer: Recoverer, exclude: list[str]) -> None:
         """Recover with one of the methods, unless that is done."""
@@ -327,24 +336,9 @@ class _Session:
                 self.folder.write(file, begun)
             raise
         self.models[label] = Model(result.global_weights.cpu(), result.buffers)
-        self.folder.write(file, {"spec": spec, "result": self._method(result)})
-
-    def _report(self, failures: Mapping[str, Exception]) -> None:
-        """Raise if methods failed; a recipe that none of its methods can work with is wrong."""
-        if not failures:
-            return
-        errors = list(failures.values())
-        mistakes = all(isinstance(error, ConfigurationError) for error in errors)
-        if mistakes and len(failures) == len(self.parts.recoverers):
-            raise errors[0]
-        reasons = {}
-        for label, error in failures.items():
-            reasons[label] = str(error).strip() or type(error).__name__
-            if not isinstance(error, FedrecError):
-                file = self.folder.path / self.folder.failure_file(label)
-                write_atomically(file, "".join(traceback.format_exception(error)).encode())
-                reasons[label] = f"{type(error).__name__}: {reasons[label]} (traceback in {file})"
-        raise MethodsFailedError(reasons) from errors[0]
+        self.folder.write(
+            file, {"spec": spec, "result": {**self._test(result), **method_result(result)}}
+        )
 
     def measure(self) -> None:
         """Measure the models that have not been measured yet."""
@@ -362,23 +356,6 @@ class _Session:
             models=self.models,
         )
 
-    def _method(self, result: RunResult) -> dict[str, Any]:
-        ledger = result.ledger
-        cp = ledger.cp() if ledger is not None else {}
-        return {
-            **self._test(result),
-            "acp": ledger.acp() if ledger is not None and cp else None,
-            "cp_min": min(cp.values(), default=None),
-            "cp_max": max(cp.values(), default=None),
-            "exact_rounds_by_reason": ledger.exact_rounds_by_reason() if ledger is not None else {},
-            "client_bytes": ledger.total_bytes() if ledger is not None else None,
-            "seconds": result.seconds,
-            "client_seconds": dict(result.client_seconds),
-            "cp": cp,
-            "rounds": result.rounds,
-            "diagnostics": _finite(result.diagnostics),
-        }
-
     def _test(self, result: RunResult) -> dict[str, float | None]:
         return self.loop.test(
             self.federation,
@@ -388,6 +365,8 @@ class _Session:
         )
 
     def _need_recording(self) -> None:
+        if self.is_recorded() and self.history.is_empty and self.is_on_disk:
+            raise history_is_gone(self.folder)
         if not self.is_recorded() or self.history.is_empty:
             raise ConfigurationError(
                 f"`{self.folder.path}` has no finished recording. HINT: `fedrec record "
@@ -395,6 +374,13 @@ class _Session:
             )
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Leave out what JSON cannot say."""
-    return {key: float(value) for key, value in values.items() if math.isfinite(value)}
+class _Resumed(Callback):
+    """Says from which round an interrupted recovery goes on."""
+
+    def on_recover_start(
+        self, loop: FederatedLoop, name: str, max_rounds: int, first_round: int
+    ) -> None:
+        """Say so, if it does."""
+        if first_round:
+            rounds = f" of {max_rounds}" if first_round < max_rounds else ""
+            _log.info("%s: going on at round %d%s.", name, first_round, rounds)

@@ -28,7 +28,7 @@ from fedrec.loop import FederatedLoop
 from fedrec.random import key as random_key
 from fedrec.recipe.classes import ClassFinder
 from fedrec.recipe.instantiate import Instantiator
-from fedrec.recipe.loading import UNUSABLE, is_usable, read_recipe
+from fedrec.recipe.loading import UNUSABLE, read_recipe
 from fedrec.recoverers.base import Recoverer
 
 __all__ = ["Parts", "Recipe", "build_parts", "folder_name", "label_of", "load_recipe"]
@@ -197,16 +197,22 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
             return None
         return make.component(config[key], key, [base], defaults=defaults)
 
-    def arguments(key: str, function: Any, given: Mapping[str, str], **types: Any) -> Any:
+    def arguments(
+        key: str, function: Any, given: Mapping[str, str], check: Any, **types: Any
+    ) -> Any:
         section = {} if config.get(key) is None else config[key]
-        return make.arguments(section, key, function, given=given, types=types)
+        found = make.arguments(section, key, function, given=given, types=types, check=check)
+        if found is not UNUSABLE:
+            make.construct(check, found, key)
+        return found
 
     data = component("data", FederatedDataModule, {"seed": seed})
     # The initial weights are a function of the seed, and nobody else's random stream moves on.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_key(seed, "model") % 2**63)
         model = component("model", pl.LightningModule)
-    federation = arguments("federation", Federation.from_data, _FEDERATION)
+    check = partial(_check_federation, model)
+    federation = arguments("federation", Federation.from_data, _FEDERATION, check)
     aggregator = component("aggregator", Aggregator)
     attack = component("attack", Attack)
     detector = component("detector", Detector)
@@ -221,18 +227,11 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         cls, init = store
         path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
         make.construct(cls, {**init, **path}, "history.init_args")
-    loop = arguments("loop", FederatedLoop, {"default_root_dir": _FOLDER}, logger=_LOGGER)
-    if loop is not UNUSABLE:
-        make.construct(FederatedLoop, loop, "loop")
-    record = arguments("record", FederatedLoop.record, _RECORD)
+    folder = {"default_root_dir": _FOLDER}
+    loop = arguments("loop", FederatedLoop, folder, FederatedLoop, logger=_LOGGER)
+    required = partial(check_recording, max_rounds=1, server_lr=1.0)
+    record = arguments("record", FederatedLoop.record, _RECORD, required)
     recover, exclude = _recover(config, make)
-    for key, given, check in (
-        ("record", record, check_recording),
-        ("recover", recover, check_recovery),
-        ("federation", federation, partial(_check_federation, model)),
-    ):
-        if is_usable(given):
-            make.construct(check, given, key)
     parts = Parts(
         data=data,
         model=model,
@@ -349,7 +348,12 @@ def _recover(config: Mapping[str, Any], make: Instantiator) -> tuple[Any, Any]:
             'Expected a `detector` for exclude="detected", but there is none. HINT: add one, or '
             "list the clients to exclude.",
         )
-    return make.arguments(section, "recover", FederatedLoop.recover, given=_RECOVER), exclude
+    found = make.arguments(
+        section, "recover", FederatedLoop.recover, given=_RECOVER, check=check_recovery
+    )
+    if found is not UNUSABLE:
+        make.construct(check_recovery, found, "recover")
+    return found, exclude
 
 
 def _labelled(

@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import time
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
 from fedrec.recipe.clock import Clock, time_text
+from fedrec.recipe.failures import keep_failure
 from fedrec.recipe.folder import DETECTION, RECORD, RunFolder, locked
 from fedrec.recipe.measures import is_measured
 from fedrec.recipe.points import Point, sweep_points
@@ -27,6 +27,7 @@ from fedrec.recipe.tables import (
     COLUMNS,
     METRIC,
     POISONED,
+    UNPOISONED,
     Row,
     figures_of,
     method_rows,
@@ -297,11 +298,8 @@ class _Run:
                 _log.warning("%s was not measured again: %s", point.name, error)
 
     def _failed(self, point: Point, error: Exception, what: str = "") -> None:
-        reason = str(error).strip() or type(error).__name__
-        if not isinstance(error, FedrecError):
-            text = "".join(traceback.format_exception(error))
-            write_atomically(self.folder / "failures" / f"{point.key}.txt", text.encode())
-            reason = f"{type(error).__name__}: {reason} (traceback in failures/{point.key}.txt)"
+        file = f"failures/{point.key}.txt"
+        reason = keep_failure(error, self.folder / file, file)
         self.failures[point.name] = what + reason
         # The methods that did not fail, if there are any.
         with suppress(ConfigurationError, FileNotFoundError):
@@ -315,7 +313,8 @@ class _Run:
                 text = " ".join(reasons.get(label, what + reason).split())
                 own = {**dict.fromkeys(COLUMNS), **self._own(point)}
                 rows.append({**own, "method": label, "failure": text})
-        rows.sort(key=lambda row: [POISONED, *labels].index(row["method"]))
+        order = [POISONED, UNPOISONED, *labels]
+        rows.sort(key=lambda row: order.index(row["method"]))
         _log.warning("%s failed: %s%s", point.name, what, reason)
 
     def _own(self, point: Point) -> Row:

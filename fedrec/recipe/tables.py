@@ -17,15 +17,18 @@ __all__ = [
     "COLUMNS",
     "METRIC",
     "POISONED",
+    "UNPOISONED",
     "figures_of",
     "method_rows",
+    "name_of_recorded",
     "read_table",
     "summarize",
     "write_table",
 ]
 
-#: What the poisoned model is called in the column `method`.
+#: What the recorded model is called in the column `method`: where clients are malicious, and else.
 POISONED = "Poisoned"
+UNPOISONED = "Recorded"
 
 #: What the columns of a recipe's own metrics, which follow `COLUMNS`, begin with.
 METRIC = "metrics."
@@ -54,8 +57,24 @@ COLUMNS = ("seed", "repeat", "method", *_FIGURES, "synthetic_data", "failure", "
 Row = dict[str, Any]
 
 
+def name_of_recorded(results: Mapping[str, Any]) -> str:
+    """Return what the recorded model of a run is called: poisoned only if clients are malicious.
+
+    Args:
+        results: What `results.json` holds. Of a run that says nothing about malicious clients, it
+            is called poisoned.
+
+    Examples:
+        >>> name_of_recorded({"recording": {"malicious": ["client-3"]}})
+        'Poisoned'
+        >>> name_of_recorded({"recording": {"malicious": []}})
+        'Recorded'
+    """
+    return UNPOISONED if results.get("recording", {}).get("malicious") == [] else POISONED
+
+
 def method_rows(results: Mapping[str, Any]) -> list[Row]:
-    """Return one row for the poisoned model and one for every method of a run.
+    """Return one row for the recorded model and one for every method of a run.
 
     Args:
         results: What `results.json` holds.
@@ -84,7 +103,7 @@ def method_rows(results: Mapping[str, Any]) -> list[Row]:
     empty = dict.fromkeys(_FIGURES)
     poisoned = {k: v for k, v in results["poisoned"].items() if k != "metrics"}
     poisoned |= _metrics(results["poisoned"])
-    rows = [{"method": POISONED, **empty, **poisoned, **shared}]
+    rows = [{"method": name_of_recorded(results), **empty, **poisoned, **shared}]
     for method in results["methods"]:
         reasons = {f"exact_{k}": v for k, v in method["exact_rounds_by_reason"].items()}
         figures = {name: method[name] for name in _FIGURES if name in method}

@@ -207,6 +207,24 @@ def test_an_allowed_module_that_is_not_there() -> None:
         ClassFinder(["nowhere_to_be_found"])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import not_there", "No module named 'not_there'. HINT: install `not_there`, which it im"),
+        ("1 / 0", "ZeroDivisionError: division by zero. HINT: `python -c 'import own_broken'`"),
+        ("def (", r"SyntaxError: invalid syntax \(own_broken.py, line 1\)"),
+        ("raise SystemExit(3)", "SystemExit: 3. HINT: "),
+    ],
+)
+def test_an_allowed_module_that_fails(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_broken.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"but `own_broken` cannot: {message}"):
+        ClassFinder(["own_broken"])
+
+
 def test_constructors_of_any_kind_may_refuse(own_module: str) -> None:
     _, errors = build("Refusing", Aggregator, (own_module,))
     assert errors == ["slot.init_args: no strength"]

@@ -17,14 +17,15 @@ import torch
 from omegaconf import OmegaConf
 
 from fedrec.data import Digits
-from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
+from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, RecipeError
 from fedrec.history import LMDBHistory
 from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
 from fedrec.recipe import load_recipe, run
-from fedrec.recipe.folder import RunFolder
+from fedrec.recipe.folder import RunFolder, existing, recording_part
 from fedrec.recipe.results import collect_results
-from fedrec.recipe.schema import folder_name
+from fedrec.recipe.runner import is_done
+from fedrec.recipe.schema import build_parts, folder_name
 
 _RECIPE = """
 extends: small.yaml
@@ -266,18 +267,27 @@ def test_another_verdict_makes_other_recoveries(recipe_file: Path, copied: Path)
     assert len(lines) == 1 + 3 * 8  # 3 clients in 8 rounds
 
 
-def test_nobody_flagged_is_said_and_nobody_excluded(
+def test_where_nobody_is_flagged_nothing_is_recovered_unless_asked_for(
     recipe_file: Path, copied: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     overrides = [
         "detector={class_path: KnownMalicious, init_args: {ids: []}}",
-        "recoverers=[TrainFromScratch]",
+        "recoverers=[{class_path: TrainFromScratch, label: everybody}]",
     ]
-    with caplog.at_level(logging.WARNING, logger="fedrec"):
-        results = run(load_recipe(recipe_file, overrides), output_dir=copied.parent, progress=False)
-    assert "KnownMalicious flagged nobody, so recoveries leave nobody out." in caplog.text
-    assert results["detection"]["malicious"] == []
-    assert results["detection"]["fnr"] == 1.0
+    recipe = load_recipe(recipe_file, overrides)
+    for said in ("so there is nothing to recover from", "Everything in `"):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="fedrec"):
+            results = run(recipe, output_dir=copied.parent, progress=False)
+        assert said in caplog.text
+        assert results["methods"] == []
+        assert results["detection"]["malicious"] == []
+        assert results["detection"]["fnr"] == 1.0
+    assert not (copied / "recover" / "everybody").exists()
+
+    listed = load_recipe(recipe_file, [*overrides, "recover.exclude=[]"])
+    results = run(listed, output_dir=copied.parent, progress=False)
+    assert results["methods"][0]["excluded"] == []
     # Training from scratch with everybody, the attacker too, is the recording once more.
     assert results["methods"][0]["ter"] == results["poisoned"]["ter"]
     assert results["methods"][0]["asr"] == results["poisoned"]["asr"]
@@ -307,7 +317,12 @@ def test_listed_clients_make_detection_needless(recipe_file: Path, copied: Path)
 
 @pytest.mark.parametrize("phase", ["record", "recover"])
 def test_interrupted_runs_go_on_and_end_the_same(
-    recipe_file: Path, finished: Path, tmp_path: Path, stop_at: str, phase: str
+    recipe_file: Path,
+    finished: Path,
+    tmp_path: Path,
+    stop_at: str,
+    phase: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     node = f"[{{class_path: StopAt, init_args: {{round: 2, phase: {phase}}}}}]"
     overrides = [f"loop.callbacks={node}", "loop.checkpoint_every=0"]
@@ -316,7 +331,10 @@ def test_interrupted_runs_go_on_and_end_the_same(
         run(recipe, output_dir=tmp_path, progress=False)
     with LMDBHistory(tmp_path / "small" / "history") as history:
         assert len(history.rounds()) == (3 if phase == "record" else 8)
-    results = run(recipe, output_dir=tmp_path, progress=False)
+    with caplog.at_level(logging.INFO, logger="fedrec"):
+        results = run(recipe, output_dir=tmp_path, progress=False)
+    resumed = "FedRecover-w-o-correction: going on at round 2 of 8."
+    assert (resumed in caplog.text) == (phase == "recover")
     assert figures(results) == figures(json.loads((finished / "results.json").read_text()))
 
 
@@ -369,21 +387,131 @@ def test_a_finished_run_does_without_its_history(recipe_file: Path, copied: Path
     assert not (copied / "history").exists()
 
 
-def test_a_recording_that_is_gone_is_made_again_with_all_that_follows(
+def test_a_recording_that_is_gone_costs_no_finished_recovery(
     recipe_file: Path, copied: Path
 ) -> None:
-    before = json.loads((copied / "results.json").read_text())
-    model = copied / "recover" / "TrainFromScratch" / "model.ckpt"
-    written = model.stat().st_mtime_ns
     shutil.rmtree(copied / "history")
     shutil.rmtree(copied / "recover" / "HistoricalOnly")
-    after = run(load_recipe(recipe_file), output_dir=copied.parent, progress=False)
-    assert figures(after) == figures(before)
-    assert model.stat().st_mtime_ns > written
+    before, recipe = contents(copied), load_recipe(recipe_file)
+    for steps in (("record", "detect", "recover"), ("recover",)):
+        with pytest.raises(ConfigurationError, match="history of the finished recording") as caught:
+            run(recipe, output_dir=copied.parent, steps=steps, progress=False)
+        message = str(caught.value)
+        assert f"HINT: bring `{copied / 'history'}` back, or record again: `fedrec run`" in message
+        assert "`name=another-name`" in message
+        assert "`--overwrite`" in message
+        assert contents(copied) == before
+        assert not (copied / "history").exists()
+
+
+def test_deleted_files_of_a_recovery_are_made_again(
+    recipe_file: Path, copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = load_recipe(recipe_file)
+    run(recipe, output_dir=copied.parent, progress=False)  # the report names the folder
+    before, label = contents(copied), "FedRecover-w-o-correction"
+    weights = weights_in(copied, label)
+    shutil.rmtree(copied / "history")  # the checkpoint has all there is to it
+    for name in ("ledger.csv", "model.ckpt"):
+        (copied / "recover" / label / name).unlink()
+    with caplog.at_level(logging.INFO, logger="fedrec"):
+        run(recipe, output_dir=copied.parent, progress=False)
+    said = "FedRecover w/o correction: ledger.csv and model.ckpt missing, made again from the"
+    assert said in caplog.text
+    after = contents(copied)
+    assert (weights_in(copied, label) == weights).all()
+    model = f"recover/{label}/model.ckpt"  # a zip file, which may hold times
+    assert {**after, model: b""} == {**before, model: b""}
+
+
+def test_a_recovery_without_files_and_checkpoint_is_made_again_or_named(
+    recipe_file: Path, copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    where, recipe = copied / "recover" / "HistoricalOnly", load_recipe(recipe_file)
+    ledger = (where / "ledger.csv").read_bytes()
+    for name in ("ledger.csv", "checkpoint.npz"):
+        (where / name).unlink()
+    run(recipe, output_dir=copied.parent, progress=False)
+    assert (where / "ledger.csv").read_bytes() == ledger
+    assert "HistoricalOnly: ledger.csv missing, without a checkpoint" in caplog.text
+
+    for name in ("model.ckpt", "checkpoint.npz"):
+        (where / name).unlink()
+    shutil.rmtree(copied / "history")
+    before = contents(copied)
+    run(recipe, output_dir=copied.parent, progress=False)
+    assert f"HistoricalOnly: model.ckpt missing in `{where}`, with neither" in caplog.text
+    assert contents(copied) == before
+
+
+def test_a_recipe_that_was_deleted_is_written_again(recipe_file: Path, copied: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    run(recipe, output_dir=copied.parent, progress=False)  # the report names the folder
+    before = contents(copied)
+    (copied / "recipe.yaml").unlink()
+    hint = "its recipe.yaml was deleted; `fedrec run` with the recipe of this run, `name=small`"
+    with pytest.raises(ConfigurationError) as caught:
+        existing(copied)
+    assert hint in str(caught.value)
+    other = load_recipe(recipe_file, ["record.server_lr=0.25"])
+    with pytest.raises(ConfigurationError, match=r"record.server_lr: 0.5 there, 0.25 here"):
+        run(other, output_dir=copied.parent, progress=False)
+    run(recipe, output_dir=copied.parent, progress=False)
+    assert contents(copied) == before
+
+
+def test_arguments_at_their_defaults_make_no_other_recovery(
+    recipe_file: Path, copied: Path
+) -> None:
+    written = (
+        "recoverers=[{class_path: fedrec.recoverers.FedRecover, label: FedRecover w/o correction, "
+        "init_args: {warmup_rounds: 3, correction_period: null, final_rounds: 1, "
+        "tolerance_rate: null, buffer_size: 2}}, {class_path: TrainFromScratch, init_args: {}}]"
+    )
+    before = {path: path.read_bytes() for path in copied.rglob("result.json")}
+    overrides = [written, "recover={exclude: detected, batch_policy: replay, max_rounds: null}"]
+    results = run(load_recipe(recipe_file, overrides), output_dir=copied.parent, progress=False)
+    assert len(results["methods"]) == 2
+    assert {path: path.read_bytes() for path in copied.rglob("result.json")} == before
+    other = load_recipe(recipe_file, [written.replace("buffer_size: 2", "buffer_size: 1")])
+    RunFolder(copied).open(other, recording_part(other, build_parts(other)), overwrite=False)
+    assert not is_done(other, copied)
+
+
+_FEATURES = (
+    "model.init_args.in_features: Expected `in_features` to be 64 for these data, but got 65. MLP "
+    "cannot take samples of shape (1, 8, 8) (mat1 and mat2 shapes cannot be multiplied (2x64 and "
+    "65x4)). HINT: `model.init_args.in_features=64` fits."
+)
+_CLASSES = (
+    "model.init_args.num_classes: Expected `num_classes` to be at least 10, the number of classes "
+    "of the data, but got 7. HINT: `model.init_args.num_classes=10` fits."
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.init_args.in_features=65"], _FEATURES),
+        (["model.init_args.num_classes=7"], _CLASSES),
+        (["model=CNN"], "HINT: `model.init_args.image_size=8` fits."),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_found_before_the_recording(
+    recipe_file: Path, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        run(load_recipe(recipe_file, overrides), output_dir=tmp_path, progress=False)
+    assert message in str(caught.value)
+    assert not (tmp_path / "small" / "history").exists()
+    recipe = load_recipe(recipe_file, ["record.max_rounds=1", "model.init_args.num_classes=11"])
+    run(recipe, output_dir=tmp_path, steps=["record"], progress=False)
 
 
 def test_a_trial_run_leaves_nothing_behind(recipe_file: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(recipe_file, ["loop.fast_dev_run=2"])
+    # Few rounds are not enough for many a detector; the methods are tried all the same.
+    nobody = "detector={class_path: KnownMalicious, init_args: {ids: []}}"
+    recipe = load_recipe(recipe_file, ["loop.fast_dev_run=2", nobody])
     results = run(recipe, output_dir=tmp_path, progress=False)
     assert results["history"]["rounds"] == 2
     assert len(results["methods"]) == 3

@@ -237,3 +237,45 @@ def test_fake_clients_are_there(write: Write) -> None:
     fakes = ["federation.fake_clients=2", "recover.exclude=[client-0, fake-1]"]
     assert build_parts(load_recipe(write(), fakes)).exclude == ["client-0", "fake-1"]
     assert "fake-2" in mistakes(write(), *fakes, "recover.exclude=[fake-2]")[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["record.max_rounds=-5", "record.server_lr=abc"], ["server_lr", "max_rounds"]),
+        (
+            ["record.server_lr=-1", "record.max_rounds=0", "record.on_bad_update=no"],
+            ["on_bad_update", "max_rounds", "server_lr"],
+        ),
+    ],
+)
+def test_a_wrong_type_hides_no_value_out_of_range(
+    write: Write, overrides: list[str], keys: list[str]
+) -> None:
+    found = mistakes(write(), *overrides)
+    assert [error.partition(":")[0] for error in found] == [f"record.{key}" for key in keys]
+
+
+def test_a_constructor_tells_all_it_has_against_its_arguments(write: Write) -> None:
+    found = mistakes(
+        write(),
+        "data.init_args={num_clients: -1, server_samples: -2}",
+        "recoverers=[{class_path: FedRecover, init_args: {warmup_rounds: -2, final_rounds: -3}}]",
+        "loop={eval_every: 0, checkpoint_every: -1}",
+        "federation={batch_size: 0, malicious: -2}",
+    )
+    assert [error.partition(":")[0] for error in found] == [
+        "data.init_args.num_clients",
+        "data.init_args.server_samples",
+        "federation.malicious",
+        "federation.batch_size",
+        "loop.eval_every",
+        "loop.checkpoint_every",
+        "recoverers.0.init_args.warmup_rounds",
+        "recoverers.0.init_args.final_rounds",
+    ]
+    found = mistakes(write(), "model.init_args={in_features: x, lr: -1}")
+    assert [error.partition(":")[0] for error in found] == [
+        "model.init_args.in_features",
+        "model.init_args.lr",
+    ]

@@ -1,0 +1,97 @@
+"""What of a run folder was deleted, and what can be made of what is left."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedrec._files import write_atomically
+from fedrec.checkpoint import lightning_checkpoint, load_state
+from fedrec.exceptions import ConfigurationError
+from fedrec.federation import Federation
+from fedrec.metrics import CostLedger
+from fedrec.recipe.folder import RunFolder
+from fedrec.recipe.results import excluded_clients, recovery_spec
+from fedrec.recipe.schema import label_of
+
+__all__ = ["history_is_gone", "mend"]
+
+_log = logging.getLogger(__name__)
+
+_FILES = ("ledger.csv", "model.ckpt")
+
+
+def history_is_gone(folder: RunFolder) -> ConfigurationError:
+    """Return the error of a run with work left, whose finished recording lost its history.
+
+    It is not recorded again unasked: recoveries that took hours would have to be made again, too.
+
+    Args:
+        folder: The run folder.
+    """
+    history = folder.path / "history"
+    return ConfigurationError(
+        f"The history of the finished recording in `{folder.path}` is gone, and what is left to do "
+        f"needs it; nothing was changed. HINT: bring `{history}` back, or record again: `fedrec "
+        "run` does so with `name=another-name` in a folder of its own, and with `--overwrite` in "
+        "this one, where finished recoveries are then made again, too."
+    )
+
+
+def mend(
+    folder: RunFolder, config: Mapping[str, Any], federation: Callable[[], Federation]
+) -> None:
+    """Make the files of finished recoveries that were deleted again, from their checkpoints.
+
+    Where that cannot be, the recovery counts as begun, if there is a history to do it again from.
+
+    Args:
+        folder: The run folder.
+        config: The resolved recipe.
+        federation: Makes the federation, if one is needed.
+    """
+    exclude = excluded_clients(folder, config)
+    if exclude is None:
+        return
+    for i, node in enumerate(config.get("recoverers") or []):
+        label, spec = str(label_of(node)), recovery_spec(config, i, exclude)
+        file = folder.recovery_file(label)
+        where = (folder.path / file).parent
+        lost = [name for name in _FILES if not (where / name).exists()]
+        if not lost or folder.result(file, spec) is None:
+            continue
+        checkpoint, names = folder.path / folder.weights_file(label), " and ".join(lost)
+        state = load_state(checkpoint) if checkpoint.exists() else {}
+        if state.get("finished"):
+            _make(lost, where, state, federation())
+            _log.info("%s: %s missing, made again from the checkpoint.", label, names)
+        elif (folder.path / "history").exists():
+            _log.warning("%s: %s missing, without a checkpoint to make that from.", label, names)
+            folder.write(file, {"spec": spec})
+        else:
+            _log.warning(
+                "%s: %s missing in `%s`, with neither checkpoint nor history to make that from; "
+                "its results are kept. HINT: bring one of the three back, or run the recipe with "
+                "`name=another-name`.",
+                label,
+                names,
+                where,
+            )
+
+
+def _make(names: Collection[str], where: Path, state: Any, federation: Federation) -> None:
+    if "ledger.csv" in names:
+        ledger = CostLedger(state["ledger"]["num_rounds"])
+        ledger.load_state_dict(state["ledger"])
+        ledger.to_csv(where / "ledger.csv")
+    if "model.ckpt" in names:
+        # The federation's own has the initial weights of a recording.
+        module = copy.deepcopy(federation.module)
+        federation.layout.load(module, state["weights"])
+        if state["buffers"] is not None:
+            federation.layout.load_buffers(module, state["buffers"])
+        content = lightning_checkpoint(module, state["identity"]["max_rounds"])
+        write_atomically(where / "model.ckpt", content)

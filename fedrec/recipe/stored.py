@@ -1,0 +1,78 @@
+"""What a run folder keeps of a recording and of a recovery."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fedrec.history import HistoryStore
+from fedrec.types import RunResult
+
+__all__ = ["finite", "method_result", "recording_result"]
+
+
+def recording_result(
+    result: RunResult, history: HistoryStore, *, synthetic: bool
+) -> dict[str, Any]:
+    """Return what is kept of a recording, besides what the test says.
+
+    Args:
+        result: From `FederatedLoop.record`.
+        history: Where it was stored.
+        synthetic: Whether its data only stand in for real ones.
+    """
+    manifest = history.manifest
+    return {
+        "rounds": result.rounds,
+        "seconds": result.seconds,
+        "client_seconds": sum(result.client_seconds.values()),
+        "synthetic_data": synthetic,
+        "malicious": list(manifest.malicious),
+        "execution": dict(result.execution),
+        "versions": dict(manifest.versions),
+        "history": {
+            "bytes": history.num_bytes(),
+            "rounds": len(history.rounds()),
+            "clients": len(manifest.clients),
+            "parameters": manifest.num_parameters,
+            "codec": manifest.codec,
+            "keep": dict(manifest.keep),
+            "encryption": manifest.encryption,
+        },
+    }
+
+
+def method_result(result: RunResult) -> dict[str, Any]:
+    """Return what is kept of a recovery, besides what the test says.
+
+    Args:
+        result: From `FederatedLoop.recover`.
+    """
+    ledger = result.ledger
+    cp = ledger.cp() if ledger is not None else {}
+    return {
+        "acp": ledger.acp() if ledger is not None and cp else None,
+        "cp_min": min(cp.values(), default=None),
+        "cp_max": max(cp.values(), default=None),
+        "exact_rounds_by_reason": ledger.exact_rounds_by_reason() if ledger is not None else {},
+        "client_bytes": ledger.total_bytes() if ledger is not None else None,
+        "seconds": result.seconds,
+        "client_seconds": dict(result.client_seconds),
+        "cp": cp,
+        "rounds": result.rounds,
+        "diagnostics": finite(result.diagnostics),
+    }
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Leave out what JSON cannot say.
+
+    Args:
+        values: Numbers by name.
+
+    Examples:
+        >>> finite({"a": 1.0, "b": float("nan")})
+        {'a': 1.0}
+    """
+    return {key: float(value) for key, value in values.items() if math.isfinite(value)}
