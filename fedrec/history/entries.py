@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 from fedrec.history.recording import BUFFERS, GLOBAL_WEIGHTS, ROUND, Recording
@@ -29,19 +30,22 @@ def read_entry(
     Raises:
         HistoryCorruptedError: If it does not make sense.
     """
+    lossless = recording.codec.lossless
     try:
         entry = json.loads(bytes(payload))
         wrong = [name for name, fits in _FITS.items() if not fits(entry[name], recording)]
-        lengths = {len(entry[name] or ()) for name in ("present", "updates", "bounds")}
-        lengths |= {len(entry["num_samples"])}
-        if entry["max_error"] is not None:
-            lengths |= {len(entry["max_error"])}
+        of_updates = ("bounds",) if lossless else ("bounds", "max_error")
+        stored = [checksum is not None for checksum in entry["updates"]]
+        wrong += [name for name in of_updates if None in compress(entry[name], stored)]
+        lengths = {len(entry[name]) for name in ("present", "num_samples", "updates", *of_updates)}
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise recording.corrupted(t, ROUND, f"they cannot be read: {error}") from error
     if entry["round"] != t:
         wrong.append("round")
     if (entry["buffers"] is None) != (recording.manifest.num_buffers == 0):
         wrong.append("buffers")
+    if (entry["max_error"] is None) != lossless:
+        wrong.append("max_error")
     if wrong or len(lengths) > 1:
         reason = f"they make no sense: {wrong or 'lists of different lengths'}"
         raise recording.corrupted(t, ROUND, reason)

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import lmdb
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrec.exceptions import HistoryCorruptedError, RoundNotFoundError
 from fedrec.history.audit import broken_entries
 from fedrec.history.buffers import Buffers
-from fedrec.history.codecs import Codec, Float32Codec
-from fedrec.history.codecs.rows import map_rows
 from fedrec.history.damage import Damage, DamagedRecordError
 from fedrec.history.entries import read_entry
 from fedrec.history.environment import Environment
 from fedrec.history.recording import (
     AGGREGATE,
     BUFFERS,
-    FLOAT32,
     FORGOTTEN,
     GLOBAL_WEIGHTS,
     HEADER_BYTES,
@@ -35,27 +29,9 @@ from fedrec.history.recording import (
     key,
 )
 from fedrec.history.rounds import RoundArrays
+from fedrec.history.vectors import EXACT, VectorReader, Wanted
 
 __all__ = ["Snapshot"]
-
-_EXACT = Float32Codec()
-# From here on it pays to read a vector from the file instead of copying it from the map.
-_LARGE = 2**16
-# What a thread reads in one call, and checks while the processor's cache has it. Fewer calls wait
-# less for Python's lock.
-_AT_ONCE = 2**20
-# Of more vectors in a row, the last one is looked up, too.
-_SHORT_ROW = 2**22
-
-
-class _Wanted(NamedTuple):
-    """A vector to read, and where it goes."""
-
-    database: str
-    client_index: int
-    checksum: str
-    codec: Codec
-    out: NDArray[np.float32]
 
 
 class Snapshot:
@@ -79,6 +55,7 @@ class Snapshot:
         self._buffers = buffers or Buffers()
         self._environment = environment
         self._txn = txn
+        self._vectors = VectorReader(recording, environment, txn)
 
     def rounds(self) -> range:
         """Return the rounds that are stored.
@@ -195,8 +172,8 @@ class Snapshot:
         rows = [row[c] for c in wanted_ids]
 
         arrays, wanted = self._wanted(entry, rows)
-        left = self._read_in_a_row(t, wanted, sorted(entry["present"][k] for k in row.values()))
-        damage = self._fill(t, left)
+        stored = sorted(entry["present"][k] for k in row.values())
+        damage = self._vectors.read(t, wanted, stored)
         if damage:
             raise DamagedRecordError(recording.history, damage[0])
         return arrays
@@ -206,7 +183,7 @@ class Snapshot:
         left = {self.recording.indices[c] for c in self.recording.pending}
         rows = [k for k in self.kept(entry) if entry["present"][k] not in left]
         _, wanted = self._wanted(entry, rows)
-        return self._fill(entry["round"], wanted)
+        return self._vectors.look_up(entry["round"], wanted)
 
     def payload(
         self, t: int, database: str, index: int, checksum: str
@@ -220,11 +197,10 @@ class Snapshot:
             HistoryCorruptedError: If the bytes are not those that were written.
         """
         manifest = self.recording.manifest
-        codec = self.recording.codec if database == "updates" else _EXACT
+        codec = self.recording.codec if database == "updates" else EXACT
         size = manifest.num_buffers if index == BUFFERS else manifest.num_parameters
-        wanted = _Wanted(database, index, checksum, codec, np.empty(0, np.float32))
-        record = self._find(self._environment.cursor(self._txn, database), t, wanted)
-        return self._payload(t, wanted, record, size), codec.id, size
+        wanted = Wanted(database, index, checksum, codec, np.empty(0, np.float32))
+        return self._vectors.payload(t, wanted, size), codec.id, size
 
     def stored_payload(self, t: int, index: int) -> memoryview | None:
         """Return a client's update as it lies on disk, unchecked; `None` if it is not stored."""
@@ -249,7 +225,7 @@ class Snapshot:
 
     def _wanted(
         self, entry: dict[str, Any], rows: Sequence[int]
-    ) -> tuple[RoundArrays, list[_Wanted]]:
+    ) -> tuple[RoundArrays, list[Wanted]]:
         """Return a round with room for these of its updates, and what is to be read into it."""
         ids, manifest = self.recording.client_ids, self.recording.manifest
         d, b = manifest.num_parameters, manifest.num_buffers
@@ -258,17 +234,17 @@ class Snapshot:
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
         buffers = np.empty(b, np.float32) if b else None
         wanted = [
-            _Wanted("updates", present[k], entry["updates"][k], self.recording.codec, out)
+            Wanted("updates", present[k], entry["updates"][k], self.recording.codec, out)
             for k, out in zip(rows, updates, strict=True)
         ]
         # In the order of the keys, so that the file is read from front to back.
         wanted.sort(key=attrgetter("client_index"))
         wanted += [
-            _Wanted("models", GLOBAL_WEIGHTS, entry["global_weights"], _EXACT, weights),
-            _Wanted("models", AGGREGATE, entry["aggregate"], _EXACT, aggregate),
+            Wanted("models", GLOBAL_WEIGHTS, entry["global_weights"], EXACT, weights),
+            Wanted("models", AGGREGATE, entry["aggregate"], EXACT, aggregate),
         ]
         if buffers is not None:
-            wanted.append(_Wanted("models", BUFFERS, entry["buffers"], _EXACT, buffers))
+            wanted.append(Wanted("models", BUFFERS, entry["buffers"], EXACT, buffers))
         arrays = RoundArrays(
             round=entry["round"],
             global_weights=weights,
@@ -281,130 +257,3 @@ class Snapshot:
             buffers=buffers,
         )
         return arrays, wanted
-
-    def _read_in_a_row(self, t: int, wanted: list[_Wanted], stored: list[int]) -> list[_Wanted]:
-        """Read vectors from where they should be; return what is left to be looked for.
-
-        LMDB's binding touches every page of a value that it finds, which takes as long as reading
-        it. Vectors that were stored as they are, one after the other, are expected to lie that
-        way. Their checksums tell whether they do.
-        """
-        split = sum(one.database == "updates" for one in wanted)
-        if not split or not self._is_exact(wanted[0]):
-            return wanted
-        num_bytes = wanted[0].out.nbytes
-        step = self._environment.pages_bytes(HEADER_BYTES + num_bytes)
-        rank = {index: number for number, index in enumerate(stored)}
-        first = self._offset(t, wanted[0])
-        if first is not None:
-            self._environment.file.expect(first, step * (len(stored) + 2))
-        updates = [(one, step * rank[one.client_index]) for one in wanted[:split]]
-        models = [(one, step * k) for k, one in enumerate(wanted[split : split + 2])]
-        places = self._places(t, updates, first)
-        places += self._places(t, models, self._offset(t, models[0][0]))
-        at_once = -(-_AT_ONCE // num_bytes)
-        groups = [places[k : k + at_once] for k in range(0, len(places), at_once)]
-        missed = chain.from_iterable(map_rows(partial(self._try, t), groups, num_bytes * split))
-        there = {one.client_index for one, _ in places}
-        return [*missed, *(one for one in wanted if one.client_index not in there)]
-
-    def _places(
-        self, t: int, row: list[tuple[_Wanted, int]], first: int | None
-    ) -> list[tuple[_Wanted, int]]:
-        """Return where in the file vectors should be.
-
-        Args:
-            t: Their round.
-            row: Vectors that were stored one after the other, with their distances from any place.
-            first: Where the first one is; `None` if that is not known.
-        """
-        if first is None:
-            return []
-        (_, begin), (last, end) = row[0], row[-1]
-        if end - begin <= _SHORT_ROW or self._offset(t, last) == first + end - begin:
-            return [(one, first + distance - begin) for one, distance in row]
-        half = len(row) // 2
-        second = self._offset(t, row[half][0])
-        return self._places(t, row[:half], first) + self._places(t, row[half:], second)
-
-    def _offset(self, t: int, wanted: _Wanted) -> int | None:
-        """Return where in the file the record of a vector lies that is stored as it is."""
-        try:
-            found = self._find(self._environment.cursor(self._txn, wanted.database), t, wanted)
-        except DamagedRecordError:
-            return None
-        as_it_is = len(found) == HEADER_BYTES + wanted.out.nbytes
-        return self._environment.file.offset(found) if as_it_is else None
-
-    def _try(self, t: int, places: list[tuple[_Wanted, int]]) -> list[_Wanted]:
-        """Read records as they are from places in the file; return those that are not there."""
-        headers = [bytearray(HEADER_BYTES) for _ in places]
-        buffers = [one.out.data.cast("B") for one, _ in places]
-        offsets = [offset for _, offset in places]
-        if not self._environment.file.read_into(
-            zip(offsets, zip(headers, buffers, strict=True), strict=True)
-        ):
-            return [one for one, _ in places]
-        return [
-            one
-            for (one, _), header, payload in zip(places, headers, buffers, strict=True)
-            if self._decode(t, one, memoryview(header), payload) is not None
-        ]
-
-    def _is_exact(self, wanted: _Wanted) -> bool:
-        """Whether the bytes on disk are those of the vector, and worth a call of their own."""
-        is_plain = wanted.codec.id == _EXACT.id and not self.recording.manifest.encryption
-        return is_plain and wanted.out.nbytes >= _LARGE
-
-    def _fill(self, t: int, wanted: list[_Wanted]) -> list[Damage]:
-        """Find, check and decode vectors of round `t`; return what is damaged."""
-        cursors = {k: self._environment.cursor(self._txn, k) for k in ("updates", "models")}
-        found, damage = [], []
-        for one in wanted:
-            try:
-                found.append((one, self._find(cursors[one.database], t, one)))
-            except DamagedRecordError as error:
-                damage.append(error.damage)
-        num_bytes = sum(one.out.nbytes for one in wanted)
-        decoded = map_rows(lambda pair: self._decode(t, *pair), found, num_bytes)
-        return damage + [one for one in decoded if one is not None]
-
-    def _find(self, cursor: lmdb.Cursor[memoryview], t: int, wanted: _Wanted) -> memoryview:
-        """Find the record of a vector of round `t`."""
-        if not cursor.set_key(key(t, wanted.client_index)):
-            raise self.recording.corrupted(t, wanted.client_index, "they are missing")
-        return cursor.value()
-
-    def _payload(
-        self,
-        t: int,
-        wanted: _Wanted,
-        record: memoryview,
-        size: int,
-        payload: memoryview | None = None,
-    ) -> memoryview:
-        """Check the record of a vector of round `t`."""
-        return self.recording.unpack(
-            *(record, t, wanted.client_index),
-            codec=wanted.codec.id,
-            dtype=FLOAT32,
-            size=size,
-            checksum=int(wanted.checksum, 16),
-            payload=payload,
-        )
-
-    def _decode(
-        self, t: int, wanted: _Wanted, record: memoryview, there: memoryview | None = None
-    ) -> Damage | None:
-        """Check and decode a record, or its header and what is `there` already."""
-        codec, out = wanted.codec, wanted.out
-        try:
-            payload = self._payload(t, wanted, record, out.size, there)
-            if there is None:
-                codec.decode(payload, out)
-        except DamagedRecordError as error:
-            return error.damage
-        except ValueError as error:
-            why = f"as `{codec.name}` they make no sense: {error}"
-            return self.recording.corrupted(t, wanted.client_index, why).damage
-        return None

@@ -87,6 +87,15 @@ class CodecContract(ABC):
                 allowed = self.relative_error * np.linalg.norm(exact)
                 assert np.linalg.norm(error) <= allowed, name
 
+    def test_a_known_magnitude_changes_nothing(self) -> None:
+        """Encoding is the same where the largest magnitude has been found before."""
+        codec = self.make()
+        for name, vector in self.vectors().items():
+            payload, max_error = codec.encode_known(vector, float(np.abs(vector).max()))
+            expected = codec.encode(vector)
+            assert bytes(payload) == bytes(expected.payload), name
+            assert max_error == expected.max_error, name
+
     def test_encoding_again_changes_nothing(self) -> None:
         """What has been decoded loses nothing more."""
         if self.stable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -16,7 +17,7 @@ import pytest
 
 from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFormatError
 from fedrec.history import LMDBHistory, Manifest, recording
-from fedrec.history.recording import Recording
+from fedrec.history.recording import Recording, canonical
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.store import RoundStore
 
@@ -201,6 +202,42 @@ def test_forged_round_record_breaks_the_chain(
     assert store.read_round(1).num_samples.tolist() == [90, 10, 10, 10, 10]
     with pytest.raises(HistoryCorruptedError, match=r"round 2, the round record.*does not follow"):
         store.verify()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("codec", "name", "value"),
+    [
+        ("float32", "bounds", [1.0, None, 1.0, 1.0, 1.0]),
+        ("float32", "max_error", [0.5] * 5),
+        ("int8", "max_error", [0.5, None, 0.5, 0.5, 0.5]),
+        ("int8", "max_error", None),
+    ],
+)
+def test_round_record_that_does_not_say_how_far_off_an_update_is(
+    tmp_path: Path,
+    manifest: Manifest,
+    arrays: Callable[..., RoundArrays],
+    codec: str,
+    name: str,
+    value: object,
+) -> None:
+    """Who reads the bounds relies on one for each update that is stored."""
+    store = RoundStore(tmp_path, codec=codec)
+    store.begin(manifest)
+    store.write_round(arrays(0))
+    recording = store._load()
+    store.close()
+    with database(tmp_path, "rounds") as (txn, db):
+        record = txn.get(key(0, ROUND), db=db)
+        assert record is not None
+        entry = {**json.loads(record[48:]), name: value}
+        forged, _ = recording.pack(0, ROUND, canonical(entry))
+        txn.put(key(0, ROUND), forged, db=db)
+    with pytest.raises(
+        HistoryCorruptedError, match=rf"round 0, the round record.*({name}|NoneType)"
+    ):
+        store.magnitude_bounds(0)
     store.close()
 
 

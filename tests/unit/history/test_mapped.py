@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fedrec.exceptions import HistoryCorruptedError
-from fedrec.history import Manifest, snapshot
+from fedrec.history import Manifest, vectors
 from fedrec.history.environment import Environment
 from fedrec.history.mapped import MappedFile
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.snapshot import Snapshot
 from fedrec.history.store import RoundStore
+from fedrec.history.vectors import VectorReader
 
 CONTENT = bytes(range(256)) * 64
 
@@ -85,7 +85,7 @@ def test_a_round_is_the_same_whichever_way_it_is_read(
     found: bool,
 ) -> None:
     path = recorded(num_rounds=2)
-    monkeypatch.setattr(snapshot, "_LARGE", 0)
+    monkeypatch.setattr(vectors, "_LARGE", 0)
     done: list[bool] = []
     records: list[Any] = []
     original = MappedFile.read_into
@@ -113,7 +113,7 @@ def test_an_update_is_looked_for_where_it_is_not_as_expected(
 ) -> None:
     """The first, the last, or one between them is damaged: it is named, and no other is."""
     path = recorded(num_rounds=2)
-    monkeypatch.setattr(snapshot, "_LARGE", 0)
+    monkeypatch.setattr(vectors, "_LARGE", 0)
     data = bytearray((path / "data.mdb").read_bytes())
     data[data.index(arrays(1).updates[rank].tobytes())] ^= 1
     (path / "data.mdb").write_bytes(data)
@@ -125,6 +125,26 @@ def test_an_update_is_looked_for_where_it_is_not_as_expected(
     read = store.read_round(1, [client_ids[k] for k in others])
     assert np.array_equal(read.updates, arrays(1).updates[others])
     store.close()
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 2), (4, 4)])
+def test_no_more_is_fetched_than_lies_between(
+    recorded: Callable[..., Path],
+    arrays: Callable[..., RoundArrays],
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    last: int,
+) -> None:
+    """Of a round with many clients, one may be wanted; two vectors more are what may follow."""
+    path = recorded(num_rounds=2)
+    monkeypatch.setattr(vectors, "_LARGE", 0)
+    fetched: list[tuple[int, int]] = []
+    monkeypatch.setattr(MappedFile, "expect", lambda _, *place: fetched.append(place))
+    client_ids = [arrays(1).client_ids[k] for k in sorted({first, last})]
+    RoundStore(path).read_round(1, client_ids)
+    data = (path / "data.mdb").read_bytes()
+    place = data.index(arrays(1).updates[first].tobytes()) - 48  # where its header begins
+    assert fetched == [(place, (last - first + 3) * 8192)]  # 48 + 8,000 bytes take two pages
 
 
 @pytest.mark.parametrize("short", [0, 10**9])
@@ -139,17 +159,17 @@ def test_updates_that_do_not_lie_in_a_row_are_found(
 
     With all rows long, each is looked up before it is read; with all short, only afterwards.
     """
-    monkeypatch.setattr(snapshot, "_LARGE", 0)
-    monkeypatch.setattr(snapshot, "_SHORT_ROW", short)
+    monkeypatch.setattr(vectors, "_LARGE", 0)
+    monkeypatch.setattr(vectors, "_SHORT_ROW", short)
     read_in_vain: list[bool] = []
-    decode = Snapshot._decode
+    decode = VectorReader._decode
 
-    def counted(self: Snapshot, *arguments: Any) -> Any:
+    def counted(self: VectorReader, *arguments: Any) -> Any:
         found = decode(self, *arguments)
         read_in_vain.append(found is not None)
         return found
 
-    monkeypatch.setattr(Snapshot, "_decode", counted)
+    monkeypatch.setattr(VectorReader, "_decode", counted)
     store = RoundStore(tmp_path / "history")
     store.transaction_bytes = 10_000  # one vector of 8,000 bytes each
     store.begin(manifest)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, HistoryFormatError
 from fedrec.history import Codec, Encoded, LMDBHistory, Manifest, register_codec
-from fedrec.history.codecs import CODECS
+from fedrec.history.codecs import CODECS, Float16Codec
 from fedrec.history.recording import Recording
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.store import RoundStore
@@ -34,6 +34,20 @@ class Doubled(Codec):
 
     def decode(self, payload: memoryview, out: NDArray[np.float32]) -> None:
         out[:] = np.frombuffer(payload, "<f4") / 2
+
+
+class Inverted(Float16Codec):
+    """A codec of one's own, made of another one: every bit is flipped."""
+
+    id = 202
+    name = "inverted"
+
+    def encode(self, vector: NDArray[np.float32]) -> Encoded:
+        payload, max_error = super().encode(vector)
+        return Encoded(bytes(byte ^ 255 for byte in payload), max_error)
+
+    def decode(self, payload: memoryview, out: NDArray[np.float32]) -> None:
+        super().decode(memoryview(bytes(byte ^ 255 for byte in payload)), out)
 
 
 @pytest.fixture
@@ -159,6 +173,21 @@ def test_own_codec(tmp_path: Path, manifest: Manifest, arrays: Callable[..., Rou
     assert (store.read_round(0).updates == arrays(0).updates).all()
     store.close()
     assert values(tmp_path, "updates")[0, 2][48:] == (2 * arrays(0).updates[2]).tobytes()
+
+
+def test_own_codec_made_of_another_one(
+    tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
+) -> None:
+    """What it overrides is what is called, however the other one is encoded."""
+    register_codec(Inverted())
+    for codec in ("inverted", "float16"):
+        with_codec = RoundStore(tmp_path / codec, codec=codec)
+        with_codec.begin(manifest)
+        with_codec.write_round(arrays(0))
+        assert with_codec.verify() == range(1)
+        with_codec.close()
+    own, other = (values(tmp_path / codec, "updates") for codec in ("inverted", "float16"))
+    assert own[0, 2][48:] == bytes(byte ^ 255 for byte in other[0, 2][48:])
 
 
 def test_own_codec_that_is_not_registered(
