@@ -68,12 +68,12 @@ class Recovery:
         self.execution = {**loop.execution(), **self.engine.plan(weights, self.remaining)}
         first, seconds, finished = 0, 0.0, False
         if state is None:
-            self._forget_earlier_run()
             began = time.perf_counter()
             self.recoverer.start(history, self.remaining, self.rounds)
             if self.recoverer.assumes_gradients:
                 warn_unless_gradients(self.federation, self.remaining, self.name)
             weights = self.recoverer.initial_weights(history).to(loop.device)
+            self._forget_earlier_run()  # only now: a method that refuses to start destroys nothing
             seconds = time.perf_counter() - began
         else:
             weights, first, seconds = self._restore(state)

@@ -72,8 +72,8 @@ def _dots(matrix, rows, v, out, first, last):  # type: ignore[no-untyped-def]
 
 
 def _push(  # type: ignore[no-untyped-def]
-    exact, historical, delta_w, pool, slots, least, delta_g, clients, columns, own, models, kept,
-    first, last,
+    exact, historical, delta_w, pool, slots, least, negative, delta_g, clients, columns, own,
+    models, kept, first, last,
 ):  # fmt: skip
     d, num_pairs = exact.shape[1], delta_g.shape[1]
     difference = np.empty(d, np.float32)
@@ -82,7 +82,7 @@ def _push(  # type: ignore[no-untyped-def]
         for j in range(d):
             difference[j] = exact[i, j] - historical[i, j]
         curvature = _dot(difference, delta_w)
-        if not (least < abs(curvature) < np.inf):
+        if not (least < (abs(curvature) if negative else curvature) < np.inf):
             continue
         kept[i] = True
         own[i, column] = models[i, column] = curvature
@@ -104,7 +104,7 @@ def compiled() -> dict[str, Callable[..., None]]:
     signatures: dict[Any, str] = {
         _dots: f"void({_MATRIX}, {_INTEGERS}, {_VECTOR}, float64[::1], int64, int64)",
         _push: (
-            f"void({_MATRIX}, {_MATRIX}, {_VECTOR}, {_MATRIX}, int64[:, ::1], float64, "
+            f"void({_MATRIX}, {_MATRIX}, {_VECTOR}, {_MATRIX}, int64[:, ::1], float64, boolean, "
             f"float32[:, :, ::1], {_INTEGERS}, {_INTEGERS}, float64[:, ::1], float64[:, ::1], "
             "boolean[::1], int64, int64)"
         ),
@@ -143,6 +143,7 @@ def push(
     pool: _Float32,
     slots: _Int64,
     least: float,
+    negative: bool,
     delta_g: _Float32,
     clients: _Int64,
     columns: _Int64,
@@ -156,7 +157,8 @@ def push(
         delta_w: The model difference of the pair, shape (d,).
         pool: Model differences, shape (b, d).
         slots: Which of them are a client's, shape (k, s); negative for none.
-        least: What the product of the two differences has to exceed in size.
+        least: What the product of the two differences has to exceed.
+        negative: Whether it may be negative, and its size has to exceed that.
         delta_g: Update differences, shape (c, s, d), written.
         clients: Which client each row is, shape (k,).
         columns: Where each row goes, shape (k,).
@@ -177,6 +179,7 @@ def push(
         pool,
         slots,
         least,
+        negative,
         delta_g,
         clients,
         columns,

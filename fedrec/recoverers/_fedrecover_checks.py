@@ -37,6 +37,10 @@ def check_arguments(new: FedRecover) -> None:
     if new.estimate is not None:
         check_choice("estimate", new.estimate, ("lbfgs", "history"))
     check_choice("buffer", new.buffer, ("paired", "paper"))
+    if not isinstance(new.negative_curvature, bool):
+        raise ConfigurationError(
+            expected("negative_curvature", "true or false", new.negative_curvature)
+        )
     if new.update_filter is not None and not isinstance(new.update_filter, UpdateFilter):
         raise ConfigurationError(expected("update_filter", "an UpdateFilter", new.update_filter))
     if new.update_filter is not None and new.estimate is None:

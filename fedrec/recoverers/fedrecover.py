@@ -40,8 +40,8 @@ class FedRecover(ReplayRecoverer):
       did not keep its update of the round.
 
     A pair is $(\hat w_t - \bar w_t, g_t^i - \bar g_t^i)$, both halves from the start of the same
-    round. Its curvature may be negative, but not zero. A round whose historical update the
-    history did not keep (`keep`) gives no pair, and $\tau$ is found in those that it kept.
+    round. Pairs without positive curvature are not used by default. A round whose historical
+    update the history did not keep (`keep`) gives no pair, and $\tau$ is found in those it kept.
 
     Args:
         warmup_rounds: $T_w$, at least 1 and, with `estimate="lbfgs"`, more than `buffer_size`.
@@ -57,6 +57,9 @@ class FedRecover(ReplayRecoverer):
             without approximation).
         buffer: `"paired"`, as above, or `"paper"`, the paper's literal reading: one buffer of model
             differences for all clients, filled in all-client rounds only, and no pair is skipped.
+        negative_curvature: Whether `buffer="paired"` uses pairs of negative curvature, too. It
+            helps where an attack keeps the recorded model from learning, and does harm where both
+            models learn: see the page of reproduction.
         start_round: Round to start in, where it is known that the attack began no earlier: from its
             recorded weights, with $T_w$ counted from there. Rounds before it cost nothing and count
             in the ACP; $\tau$ is found in the rounds from there on.
@@ -92,6 +95,7 @@ class FedRecover(ReplayRecoverer):
         buffer_size: int = 2,
         estimate: str | None = "lbfgs",
         buffer: str = "paired",
+        negative_curvature: bool = False,
         start_round: int = 0,
         update_filter: UpdateFilter | None = None,
         diagnose: bool | int = False,
@@ -104,6 +108,7 @@ class FedRecover(ReplayRecoverer):
         self.buffer_size = buffer_size
         self.estimate = estimate
         self.buffer = buffer
+        self.negative_curvature = negative_curvature
         self.start_round = start_round
         self.update_filter = update_filter
         self.diagnose = diagnose
@@ -332,13 +337,12 @@ class FedRecover(ReplayRecoverer):
 
     def _buffer(self, global_weights: Tensor) -> PairedBuffer | PaperBuffer:
         if self._pairs is None:
-            kind = PairedBuffer if self.buffer == "paired" else PaperBuffer
-            self._pairs = kind(
-                len(self._remaining),
-                self.buffer_size,
-                global_weights.numel(),
-                global_weights.device,
-            )
+            c, d, device = len(self._remaining), global_weights.numel(), global_weights.device
+            if self.buffer == "paired":
+                negative = self.negative_curvature
+                self._pairs = PairedBuffer(c, self.buffer_size, d, device, negative=negative)
+            else:
+                self._pairs = PaperBuffer(c, self.buffer_size, d, device)
         return self._pairs
 
     def _push(

@@ -14,8 +14,7 @@ from fedrec.recoverers.threshold import largest_magnitudes
 
 __all__ = ["PairedBuffer"]
 
-# A pair with |s.y| <= CURVATURE |s|^2 gives a system that cannot be solved. Negative curvature is
-# kept: a model that is kept from learning has it in most directions, and an estimate needs it.
+# A pair with s.y <= CURVATURE |s|^2, or |s.y| where negative ones are taken, is not used.
 CURVATURE = 1e-8
 # Beyond this condition number, infinity included, the oldest pair is left out.
 MAX_CONDITION = 1e10
@@ -27,11 +26,11 @@ class PairedBuffer:
     r"""The last $s$ usable pairs $(\Delta w_t, \Delta g_t^i)$ of each client.
 
     Both halves of a pair come from the same round, so the secant equation holds for the newest one.
-    A pair without curvature is not taken, one of negative curvature is, and pairs whose dot
-    products overflow are not used together. Dot products between pairs are computed once, at the
-    push; the $2s \times 2s$ systems are inverted once per change. An estimate of all clients is
-    then one product of the pairs with a vector, and one pass that adds the pairs to the historical
-    updates.
+    A pair without positive curvature is not taken, unless `negative` says otherwise, and pairs
+    whose dot products overflow are not used together. Dot products between pairs are computed
+    once, at the push; the $2s \times 2s$ systems are inverted once per change. An estimate of all
+    clients is then one product of the pairs with a vector, and one pass that adds the pairs to the
+    historical updates.
 
     Args:
         num_clients: $c$.
@@ -39,10 +38,17 @@ class PairedBuffer:
         num_parameters: $d$.
         device: Where all is kept: $c s d$ floats of update differences, $c d$ of estimates, and
             $d$ for every round that a pair comes from ($s$ of them if all clients push together).
+        negative: Whether pairs of negative curvature are taken, too.
     """
 
     def __init__(
-        self, num_clients: int, buffer_size: int, num_parameters: int, device: torch.device
+        self,
+        num_clients: int,
+        buffer_size: int,
+        num_parameters: int,
+        device: torch.device,
+        *,
+        negative: bool = False,
     ) -> None:
         c, s, d = num_clients, buffer_size, num_parameters
         self.delta_g = torch.zeros(c, s, d, device=device)
@@ -52,6 +58,7 @@ class PairedBuffer:
         self.stamp = torch.full((c, s), -1, dtype=torch.int64)
         self.sy = torch.zeros(c, s, s, dtype=torch.float64)
         self.gram = torch.zeros(0, 0, dtype=torch.float64)
+        self.negative = negative
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
         self._estimates: Tensor | None = None
@@ -103,7 +110,7 @@ class PairedBuffer:
         historical: Tensor,
         least: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Put the new update differences in their places, if |curvature| exceeds `least`.
+        """Put the new update differences in their places, where the curvature exceeds `least`.
 
         Returns:
             Their products with the client's model differences, and those of the client's update
@@ -124,7 +131,8 @@ class PairedBuffer:
                 with_pool = (delta_g @ self.pool.mT).cpu().double()
                 with_own[block] = with_pool.gather(1, self.slot[rows[block]])
             with_own[block].scatter_(1, column[block, None], curvature[:, None])
-            kept = (curvature.abs() > least) & torch.isfinite(curvature)
+            size = curvature.abs() if self.negative else curvature
+            kept = (size > least) & torch.isfinite(curvature)
             keep[block] = kept
             if not bool(kept.all()):
                 delta_g = delta_g[kept.to(delta_g.device)]
@@ -153,6 +161,7 @@ class PairedBuffer:
             self.pool.numpy(),
             torch.where(self.stamp[rows] >= 0, self.slot[rows], -1).numpy(),
             least,
+            self.negative,
             self.delta_g.numpy(),
             rows.numpy(),
             column.numpy(),

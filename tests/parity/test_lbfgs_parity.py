@@ -225,22 +225,24 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
         assert summed[2].tolist() == [True] * 3
 
 
+@pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize("kernel", ["numpy", "numba"])
-def test_pairs_without_curvature_are_skipped_and_negative_ones_used(
-    kernel: str, monkeypatch: pytest.MonkeyPatch
+def test_pairs_without_curvature_are_skipped_and_negative_ones_used_on_request(
+    kernel: str, negative: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernel == "numba":
         pytest.importorskip("numba")
     monkeypatch.setattr(lbfgs, "choose_kernel", lambda *shape: kernel)
-    buffer = PairedBuffer(3, 2, 2, CPU)
+    buffer = PairedBuffer(3, 2, 2, CPU, negative=negative)
     w = torch.tensor([1.0, 0.0])
     g = torch.tensor([[2.0, 1.0], [-1.0, 0.0], [0.0, 3.0]])
     push(buffer, torch.arange(3), w, g, 0, True)
-    assert buffer.skipped == 1
+    assert buffer.skipped == 2 - negative
     estimates, _, usable = buffer.estimate(torch.zeros(3, 2), w, torch.arange(3))
-    assert usable.tolist() == [True, True, False]
+    assert usable.tolist() == [True, negative, False]
     # The secant equation: the pair's own model difference gives its update difference.
-    torch.testing.assert_close(estimates, torch.tensor([[2.0, 1.0], [-1.0, 0.0], [0.0, 0.0]]))
+    expected = torch.tensor([[2.0, 1.0], [-float(negative), 0.0], [0.0, 0.0]])
+    torch.testing.assert_close(estimates, expected)
 
 
 def test_zero_model_difference_is_skipped() -> None:

@@ -65,17 +65,18 @@ def test_dots_of_nothing() -> None:
     )
 
 
-def test_push() -> None:
+@pytest.mark.parametrize(("negative", "least"), [(False, 0.5), (True, 1.5)])
+def test_push(negative: bool, least: float) -> None:
     """Client 2 gets a pair in column 1, client 0 none, client 1 the second in column 0."""
     delta_g = np.arange(30, dtype=np.float32).reshape(3, 2, 5)
     before = delta_g.copy()
     delta_w = np.array([1, 0, 2, 0, 0], np.float32)
     pool = np.array([[0, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.float32)
     historical = np.ones((3, 5), np.float32)
-    difference = np.array([[3, 2, 1, 0, 5], [-0.4, 9, 0, 9, 9], [1, 1, 1, 0, 0]], np.float32)
+    difference = np.array([[3, 2, 1, 0, 5], [-1, 9, 0, 9, 9], [1, 1, 1, 0, 0]], np.float32)
     slots = np.array([[-1, 1], [0, 1], [0, 1]])
     found = push(
-        historical + difference, historical, delta_w, pool, slots, 0.5, delta_g,
+        historical + difference, historical, delta_w, pool, slots, least, negative, delta_g,
         np.array([2, 0, 1]), np.array([1, 0, 0]), 1,
     )  # fmt: skip
     own, models, kept = found
@@ -93,7 +94,7 @@ def test_a_difference_that_is_not_finite_gives_no_pair() -> None:
     exact = np.array([[1, np.nan, 1], [np.inf, 1, 1]], np.float32)
     arguments = (exact, np.zeros_like(exact), np.ones(3, np.float32), np.zeros((0, 3), np.float32))
     slots, clients, columns = np.full((2, 1), -1), np.arange(2), np.zeros(2, np.int64)
-    kept = push(*arguments, slots, 0.0, delta_g, clients, columns, 1)[2]
+    kept = push(*arguments, slots, 0.0, True, delta_g, clients, columns, 1)[2]
     assert not kept.any()
     assert not delta_g.any()
 

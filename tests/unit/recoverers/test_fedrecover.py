@@ -7,6 +7,7 @@ import torch
 
 from fedrec.aggregators import FedAvg
 from fedrec.data import Digits
+from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
 from fedrec.history import MemoryHistory
 from fedrec.loop import FederatedLoop
@@ -20,10 +21,10 @@ IDS = ("a", "b", "c")
 
 
 class Context(SimpleNamespace):
-    """A recovery of three clients with Hessian I; history hands out its own memory."""
+    """A recovery of three clients with Hessian I times a number; history gives its own memory."""
 
-    def __init__(self) -> None:
-        super().__init__(client_ids=IDS, max_rounds=100, reads=[], asked=[])
+    def __init__(self, curvature: float = 1.0) -> None:
+        super().__init__(client_ids=IDS, max_rounds=100, reads=[], asked=[], curvature=curvature)
         generator = torch.Generator().manual_seed(0)
         self.records = [
             RoundRecord(
@@ -49,7 +50,7 @@ class Context(SimpleNamespace):
         record = self.records[self.t].select(ids)
         return CohortUpdates(
             client_ids=ids,
-            updates=record.updates + (self.weights - record.global_weights),
+            updates=record.updates + self.curvature * (self.weights - record.global_weights),
             num_samples=record.num_samples,
         )
 
@@ -126,6 +127,23 @@ def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
     ctx.step(method, 3)
     assert ctx.asked[3:] == [(3, IDS, "fallback")]
     assert method.diagnostics()["skipped_pairs"] == 9.0
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_negative_curvature_is_used_on_request(negative: bool) -> None:
+    ctx = Context(curvature=-1.0)
+    method = recoverer(negative_curvature=negative)
+    for t in range(3):
+        ctx.step(method, t)
+    sent = ctx.step(method, 3)
+    assert ctx.asked[3:] == ([] if negative else [(3, IDS, "fallback")])
+    expected = ctx.records[3].updates - (ctx.weights - ctx.records[3].global_weights)
+    torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_negative_curvature_is_true_or_false() -> None:
+    with pytest.raises(ConfigurationError, match="`negative_curvature` to be true or false"):
+        FedRecover(negative_curvature="any")
 
 
 @pytest.mark.parametrize("tolerance_rate", [0.0, 0.01, 0.1, 0.5])

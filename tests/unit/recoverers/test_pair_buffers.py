@@ -80,9 +80,9 @@ def test_a_pair_that_is_refused_leaves_the_old_ones(
     buffer, _ = filled()
     v = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0])
     before = buffer.estimate(torch.zeros(4, 5), v, torch.arange(4))[0].clone()
-    taken = torch.tensor([[0.0], [1.0], [0.0], [1.0]])  # nothing along w for the first and third
+    sign = torch.tensor([[-1.0], [1.0], [-1.0], [1.0]])
     w = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
-    buffer.push(torch.arange(4), w, 3 * taken * w, torch.zeros(4, 5), 2, True)
+    buffer.push(torch.arange(4), w, 3 * sign * w, torch.zeros(4, 5), 2, True)
     after = buffer.estimate(torch.zeros(4, 5), v, torch.arange(4))[0]
     assert buffer.skipped == 2
     assert torch.equal(after[0::2], before[0::2])
