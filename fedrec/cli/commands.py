@@ -85,8 +85,7 @@ def _report(args: argparse.Namespace) -> None:
 def _validate(args: argparse.Namespace) -> None:
     recipe: Recipe = load_recipe(args.target, args.overrides, args.allow)
     lines = [f"{recipe.path} has no mistakes."]
-    parts = build_parts(recipe)
-    data = parts.data
+    data = build_parts(recipe).data
     try:
         data.test_dataset  # noqa: B018 - a property that loads
     except Exception as error:  # noqa: BLE001 - of a recipe for another machine
@@ -95,7 +94,7 @@ def _validate(args: argparse.Namespace) -> None:
         )
     else:
         _split(data)
-        check_fit(recipe.config, parts.model, data)
+        check_fit(recipe, data)
     told = forecast_history(recipe)
     if told is not None:
         assumed = ", if updates compress as expected" if told.assumed else ""

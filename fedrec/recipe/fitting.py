@@ -8,53 +8,43 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from fedrec.data import FederatedDataModule
 from fedrec.exceptions import RecipeError, expected
 from fedrec.recipe.failures import reason_of
+from fedrec.recipe.schema import Recipe, build_parts
 
 __all__ = ["check_fit"]
 
 
-def check_fit(config: Mapping[str, Any], model: pl.LightningModule, data: Any) -> None:
-    """Let a model predict two test samples, and compare its outputs with the data's classes.
+def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
+    """Let a recipe's model predict two test samples, and compare its outputs with the classes.
 
-    More outputs than classes are fine. The model is left as it was.
+    More outputs than classes are fine. The model is made for this alone, since one that keeps a
+    state may be another after it has predicted; nor does any random number generator move on.
 
     Args:
-        config: The resolved recipe, which says what the model was made with.
-        model: The model.
-        data: A `FederatedDataModule`, whose data are loaded.
+        recipe: From `load_recipe`.
+        data: The recipe's data, which are loaded.
 
     Raises:
         RecipeError: If the model cannot take the samples, gives no logits, or has fewer outputs
             than there are classes.
     """
-    if not isinstance(data, FederatedDataModule):
-        return
-    inputs, name = data.test_dataset.tensors[0][:2], type(model).__name__
-    shape = tuple(inputs.shape[1:])
-    try:
-        output = _predict(model, inputs)
-    except Exception as error:
-        fitting = {"in_features": inputs[0].numel()}
-        if len(shape) == 3:
-            fitting |= {"in_channels": shape[0], "image_size": shape[1]}
-        given = _arguments(config, model)
-        wrong = {k: v for k, v in fitting.items() if k in given and given[k] != v}
-        reason = f"{name} cannot take samples of shape {shape} ({reason_of(error)})"
-        hint = f"`{', '.join(f'model.init_args.{k}={v}' for k, v in wrong.items())}` fits."
-        mistakes = [
-            f"model.init_args.{key}: {expected(key, f'{fitting[key]} for these data', given[key])} "
-            f"{reason}. HINT: {hint}"
-            for key in wrong
-        ]
-        if not mistakes:
-            hint = "choose a model, or arguments of it, that fit `data`."
-            mistakes = [f"model: Expected a model that fits the data, but {reason}. HINT: {hint}"]
-        raise RecipeError(mistakes) from error
-    classes = data.num_classes
+    with isolate_rng(include_cuda=False), torch.no_grad():
+        model = build_parts(recipe).model.eval()
+        # As the test takes them: a data set may do something to its samples.
+        samples = [data.test_dataset[i] for i in range(min(2, len(data.test_dataset)))]
+        inputs = default_collate(samples)[0]
+        try:
+            output = model(inputs.to(model.device))
+        except Exception as error:
+            mistakes = _misfit(_arguments(recipe.config, model), type(model), inputs, error)
+            raise RecipeError(mistakes) from error
+    name, classes = type(model).__name__, data.num_classes
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(inputs):
         found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise RecipeError(
@@ -63,22 +53,37 @@ def check_fit(config: Mapping[str, Any], model: pl.LightningModule, data: Any) -
         )
     if output.shape[1] < classes:
         has, wanted = output.shape[1], f"at least {classes}, the number of classes of the data"
-        if "num_classes" in _arguments(config, model):
+        if "num_classes" in _arguments(recipe.config, model):
             hint = f"`model.init_args.num_classes={classes}` fits."
             text = expected("num_classes", wanted, has, hint=hint)
             raise RecipeError(f"model.init_args.num_classes: {text}")
         raise RecipeError(f"model: {expected(f'outputs of {name}', wanted, has)}")
 
 
-def _predict(model: pl.LightningModule, inputs: Tensor) -> Any:
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return model(inputs.to(model.device))
-    finally:
-        for module, mode in training:
-            module.training = mode
+def _misfit(given: Mapping[str, Any], model: type, inputs: Tensor, error: Exception) -> list[str]:
+    """Return the arguments of a model that do not fit its inputs; that it does not, if none does.
+
+    Args:
+        given: What the model was made with.
+        model: Its class.
+        inputs: What it could not take.
+        error: What it raised.
+    """
+    shape = tuple(inputs.shape[1:])
+    fitting = {"in_features": inputs[0].numel()}
+    if len(shape) == 3:
+        fitting |= {"in_channels": shape[0], "image_size": shape[1]}
+    wrong = {k: v for k, v in fitting.items() if k in given and given[k] != v}
+    reason = f"{model.__name__} cannot take samples of shape {shape} ({reason_of(error)})"
+    if not wrong:
+        hint = "choose a model, or arguments of it, that fit `data`."
+        return [f"model: Expected a model that fits the data, but {reason}. HINT: {hint}"]
+    hint = f"`{', '.join(f'model.init_args.{k}={v}' for k, v in wrong.items())}` fits."
+    return [
+        f"model.init_args.{key}: {expected(key, f'{value} for these data', given[key])} "
+        f"{reason}. HINT: {hint}"
+        for key, value in wrong.items()
+    ]
 
 
 def _arguments(config: Mapping[str, Any], model: pl.LightningModule) -> dict[str, Any]:

@@ -37,6 +37,7 @@ __all__ = [
     "RunFolder",
     "existing",
     "hash_of",
+    "is_same",
     "locked",
     "recording_part",
 ]
@@ -245,7 +246,7 @@ class RunFolder:
     def result(self, name: str | Path, spec: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return what a finished step left behind, if it was asked to do the same."""
         stored = self.read(name)
-        if stored is None or _canonical(stored.get("spec")) != _canonical(spec):
+        if stored is None or not is_same(stored.get("spec"), spec):
             return None
         result: dict[str, Any] | None = stored.get("result")
         return result
@@ -291,6 +292,12 @@ def hash_of(spec: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def is_same(spec: Any, other: Any) -> bool:
+    """Return whether two specs mean the same, in the sense of `hash_of`."""
+    same: bool = _canonical(spec) == _canonical(other)
+    return same
+
+
 def _canonical(spec: Any) -> Any:
     """Write a spec in the one way that all of those with the same meaning share, as JSON has it."""
     if not isinstance(spec, Mapping):
@@ -298,24 +305,26 @@ def _canonical(spec: Any) -> Any:
     spec = json.loads(json.dumps(spec))
     if "recoverer" in spec and "exclude" in spec:  # of a recovery, which says whom it leaves out
         spec["recover"] = _given(spec.get("recover"), FederatedLoop.recover, exclude="detected")
-    return _short(spec)
+    return _short(spec, {"seed": spec.get("seed") or 0})
 
 
-def _short(value: Any) -> Any:
+def _short(value: Any, of_data: Mapping[str, Any]) -> Any:
+    """Leave out what defaults say anyway; those of data modules are the recipe's first."""
     if isinstance(value, list):
-        return [_short(v) for v in value]
+        return [_short(v, of_data) for v in value]
     if not isinstance(value, dict):
         return value
     named = {k: v for k, v in value.items() if k in _COMPONENTS and isinstance(v, str)}
     value = {**value, **{k: {"class_path": v} for k, v in named.items()}}
-    value = {k: _short(v) for k, v in value.items()}
+    value = {k: _short(v, of_data) for k, v in value.items()}
     if "class_path" in value:
         path = str(value["class_path"])
         if path.startswith("fedrec."):
             value["class_path"] = path.rpartition(".")[2]
         cls = _classes().get(value["class_path"])
         if cls is not None and isinstance(value.get("init_args"), dict):
-            value["init_args"] = _given(value["init_args"], cls)
+            defaults = of_data if issubclass(cls, FederatedDataModule) else {}
+            value["init_args"] = _given(value["init_args"], cls, **defaults)
         if not value.get("init_args", True):
             del value["init_args"]
     return value

@@ -27,8 +27,9 @@ _REFUSALS = (
     ArithmeticError,
     LookupError,
 )
-# Takes the place of a required value that is wrong, so that the other values are checked, too.
-_STAND_INS: dict[Any, Any] = {int: 1, float: 1.0, str: "1"}
+# Takes the place of a required value that is wrong, so that the other values are checked, too. For
+# text nothing does: it may name a file or an address, which a constructor might make or open.
+_STAND_INS: dict[Any, Any] = {int: 1, float: 1.0}
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -116,9 +117,10 @@ class Instantiator:
         self, cls: Callable[..., Any], arguments: Mapping[str, Any], key: str
     ) -> None:
         """Check the arguments that are left beside wrong ones, whose place their defaults take."""
+        parameters = inspect.signature(cls).parameters
         types = parameter_types(cls.func if isinstance(cls, partial) else cls)
         left, required = dict(arguments), {}
-        for name, parameter in inspect.signature(cls).parameters.items():
+        for name, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC:
                 if name not in left and types.get(name) not in _STAND_INS:
                     return
@@ -131,7 +133,9 @@ class Instantiator:
                 about, text = _refusal(error, left)
             if about is None:
                 return
-            self.mistake(f"{key}.{about}", text)
+            # It may be right, and not fit only what took the place of another.
+            if not any(re.search(rf"\b{name}\b", text) for name in parameters.keys() - left.keys()):
+                self.mistake(f"{key}.{about}", text)
             del left[about]
 
     def arguments_of(

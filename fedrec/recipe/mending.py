@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from fedrec._files import write_atomically
 from fedrec.checkpoint import lightning_checkpoint, load_state
 from fedrec.exceptions import ConfigurationError
-from fedrec.federation import Federation
 from fedrec.metrics import CostLedger
+from fedrec.parameters import ParameterVector
 from fedrec.recipe.folder import RunFolder
 from fedrec.recipe.results import excluded_clients, recovery_spec
-from fedrec.recipe.schema import label_of
+from fedrec.recipe.schema import Recipe, build_parts, label_of
 
 __all__ = ["history_is_gone", "mend"]
 
@@ -41,18 +40,16 @@ def history_is_gone(folder: RunFolder) -> ConfigurationError:
     )
 
 
-def mend(
-    folder: RunFolder, config: Mapping[str, Any], federation: Callable[[], Federation]
-) -> None:
+def mend(folder: RunFolder, recipe: Recipe) -> None:
     """Make the files of finished recoveries that were deleted again, from their checkpoints.
 
     Where that cannot be, the recovery counts as begun, if there is a history to do it again from.
 
     Args:
         folder: The run folder.
-        config: The resolved recipe.
-        federation: Makes the federation, if one is needed.
+        recipe: What it was made from.
     """
+    config = recipe.config
     exclude = excluded_clients(folder, config)
     if exclude is None:
         return
@@ -66,7 +63,7 @@ def mend(
         checkpoint, names = folder.path / folder.weights_file(label), " and ".join(lost)
         state = load_state(checkpoint) if checkpoint.exists() else {}
         if state.get("finished"):
-            _make(lost, where, state, federation())
+            _make(lost, where, state, recipe)
             _log.info("%s: %s missing, made again from the checkpoint.", label, names)
         elif (folder.path / "history").exists():
             _log.warning("%s: %s missing, without a checkpoint to make that from.", label, names)
@@ -82,16 +79,16 @@ def mend(
             )
 
 
-def _make(names: Collection[str], where: Path, state: Any, federation: Federation) -> None:
+def _make(names: Collection[str], where: Path, state: Any, recipe: Recipe) -> None:
     if "ledger.csv" in names:
         ledger = CostLedger(state["ledger"]["num_rounds"])
         ledger.load_state_dict(state["ledger"])
         ledger.to_csv(where / "ledger.csv")
     if "model.ckpt" in names:
-        # The federation's own has the initial weights of a recording.
-        module = copy.deepcopy(federation.module)
-        federation.layout.load(module, state["weights"])
+        model = build_parts(recipe).model
+        layout = ParameterVector(model)
+        layout.load(model, state["weights"])
         if state["buffers"] is not None:
-            federation.layout.load_buffers(module, state["buffers"])
-        content = lightning_checkpoint(module, state["identity"]["max_rounds"])
+            layout.load_buffers(model, state["buffers"])
+        content = lightning_checkpoint(model, state["identity"]["max_rounds"])
         write_atomically(where / "model.ckpt", content)

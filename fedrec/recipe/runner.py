@@ -20,7 +20,14 @@ from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
 from fedrec.recipe.failures import raise_failures, reason_of
 from fedrec.recipe.fitting import check_fit
-from fedrec.recipe.folder import DETECTION, RECORD, RECORDED, RunFolder, recording_part
+from fedrec.recipe.folder import (
+    DETECTION,
+    RECORD,
+    RECORDED,
+    RunFolder,
+    is_same,
+    recording_part,
+)
 from fedrec.recipe.measures import Model, is_measured, measure, recorded_model
 from fedrec.recipe.mending import history_is_gone, mend
 from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
@@ -117,7 +124,7 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     failed: MethodsFailedError | None = None
     try:
         if "recover" in steps:
-            mend(where, session.recipe.config, lambda: session.federation)
+            mend(where, session.recipe)
         if session.is_done(steps):
             _log.info("Everything in `%s` is done already.", where.path)
             session.measure()
@@ -198,7 +205,6 @@ class _Session:
         return by_detector and excluded_clients(self.folder, self.recipe.config) == []
 
     def do(self, steps: Sequence[str]) -> None:
-        check_fit(self.recipe.config, self.parts.model, self.parts.data)
         if "record" in steps:
             self.record()
         if self.detects(steps):
@@ -213,6 +219,7 @@ class _Session:
             return
         if done is not None and self.is_on_disk:
             raise history_is_gone(self.folder)
+        check_fit(self.recipe, self.parts.data)
         self.folder.write(RECORD, {"spec": self.recording})
         parts = self.parts
         total = self.loop.limit(parts.record["max_rounds"])
@@ -311,10 +318,13 @@ class _Session:
         if self.folder.result(file, spec) is not None:
             _log.info("%s: kept.", label)
             return
-        begun = self.folder.read(file)
-        other = begun is not None and begun["spec"] != spec
+        begun, weights = self.folder.read(file), self.folder.path / self.folder.weights_file(label)
+        other = begun is not None and not is_same(begun["spec"], spec)
+        earlier = weights.with_name(f"earlier-{weights.name}")
         if other:
-            (self.folder.path / self.folder.weights_file(label)).unlink(missing_ok=True)
+            earlier.unlink(missing_ok=True)
+            if weights.exists():
+                weights.rename(earlier)
         (self.folder.path / failure).unlink(missing_ok=True)
         self.folder.write(file, {"spec": spec})
         noun = "client" if len(exclude) == 1 else "clients"
@@ -327,14 +337,16 @@ class _Session:
                 exclude,
                 attack=self.parts.attack,
                 name=folder_name(label),
-                # A checkpoint of another recovery is replaced, once the arguments are checked.
                 resume=not other,
                 **self.parts.recover,
             )
         except ConfigurationError:
             if begun is not None:
+                if other and earlier.exists():
+                    earlier.rename(weights)
                 self.folder.write(file, begun)
             raise
+        earlier.unlink(missing_ok=True)
         self.models[label] = Model(result.global_weights.cpu(), result.buffers)
         self.folder.write(
             file, {"spec": spec, "result": {**self._test(result), **method_result(result)}}

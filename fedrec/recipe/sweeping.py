@@ -39,6 +39,9 @@ __all__ = ["Sweep", "sweep"]
 
 _log = logging.getLogger(__name__)
 
+# What a point that is done lacks a method for.
+_NOBODY = "Nobody was flagged, so there is nothing to recover from."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
@@ -301,20 +304,12 @@ class _Run:
         file = f"failures/{point.key}.txt"
         reason = keep_failure(error, self.folder / file, file)
         self.failures[point.name] = what + reason
+        self.rows.pop(point.key, None)
         # The methods that did not fail, if there are any.
         with suppress(ConfigurationError, FileNotFoundError):
-            self._collect(point)
-        rows = self.rows.setdefault(point.key, [])
-        done = {row["method"] for row in rows}
+            self.rows[point.key] = self._rows(point)
         reasons = error.failures if isinstance(error, MethodsFailedError) else {}
-        labels = [label_of(node) for node in point.recipe.config.get("recoverers") or [POISONED]]
-        for label in labels:
-            if label not in done:
-                text = " ".join(reasons.get(label, what + reason).split())
-                own = {**dict.fromkeys(COLUMNS), **self._own(point)}
-                rows.append({**own, "method": label, "failure": text})
-        order = [POISONED, UNPOISONED, *labels]
-        rows.sort(key=lambda row: order.index(row["method"]))
+        self._account_for_missing(point, reasons, what + reason)
         _log.warning("%s failed: %s%s", point.name, what, reason)
 
     def _own(self, point: Point) -> Row:
@@ -323,8 +318,34 @@ class _Run:
         return {**point.texts, "seed": point.seed, "repeat": point.repeat, "folder": folder}
 
     def _collect(self, point: Point) -> None:
+        self.rows[point.key] = self._rows(point)
+        self._account_for_missing(point, {}, _NOBODY)
+
+    def _rows(self, point: Point) -> list[Row]:
         results = collect_results(RunFolder(self._folder(point)))
-        self.rows[point.key] = [{**self._own(point), **row} for row in method_rows(results)]
+        return [{**self._own(point), **row} for row in method_rows(results)]
+
+    def _account_for_missing(
+        self, point: Point, reasons: Mapping[str, str], otherwise: str
+    ) -> None:
+        """Give methods without figures a row, too: means over the other repeats must not hide it.
+
+        Args:
+            point: Whose rows.
+            reasons: Why there are none, by method.
+            otherwise: Why there are none of other methods.
+        """
+        rows = self.rows.setdefault(point.key, [])
+        done = {row["method"] for row in rows}
+        nodes = point.recipe.config.get("recoverers") or []
+        labels = [label_of(node) for node in nodes] or ([] if done else [POISONED])
+        for label in labels:
+            if label not in done:
+                text = " ".join(reasons.get(label, otherwise).split())
+                own = {**dict.fromkeys(COLUMNS), **self._own(point)}
+                rows.append({**own, "method": label, "failure": text})
+        order = [POISONED, UNPOISONED, *labels]
+        rows.sort(key=lambda row: order.index(row["method"]))
 
     def _write(self) -> Sweep:
         """Write the tables of what there is, in the order of the grid."""

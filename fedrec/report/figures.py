@@ -314,7 +314,9 @@ def _spread(rows: Sequence[Row], name: str) -> tuple[float, float]:
 
 def _label(ax: Axes, name: str) -> None:
     ax.set_ylabel(axis_name(name))
-    low, high = _limits(*(0.0, 100.0) if name == "acp" else ax.dataLim.intervaly)
+    low, high = ax.dataLim.intervaly
+    # The whole range, and more for what costs clients more than the recording did.
+    low, high = _limits(low, max(high, 100.0) if name == "acp" else high)
     ax.set_ylim(0.0 if ax.patches and ax.dataLim.y0 >= 0 else low, high)  # bars stand on the axis
 
 

@@ -150,14 +150,13 @@ def _figures(run: Run, styles: Mapping[str, str]) -> str:
     reference, poisoned = run.reference, run.results["poisoned"]
     if not run.methods:
         return ""
+    models = [{"name": f"{name_of_recorded(run.results)} model", **poisoned}, *run.methods]
     blocks = []
     for figure, title, most, show in (
         ("ter", "Test error rate (TER)", 0.0, fraction),
         ("asr", "Attack success rate (ASR)", 0.0, fraction),
         ("acp", "Average cost-saving percentage (ACP)", 100.0, percent),
     ):
-        name = f"{name_of_recorded(run.results)} model"
-        models = [{"name": name, **poisoned}, *run.methods]
         rows = [
             (m["name"], styles.get(m["name"], "poisoned"), m[figure], show(m[figure]))
             for m in models

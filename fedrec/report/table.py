@@ -101,7 +101,7 @@ def detection_text(detection: Mapping[str, Any] | None) -> str:
     if detection is None:
         return "No detection."
     if not detection["malicious"]:
-        found = "Nobody was flagged as malicious, so there is nothing to recover from."
+        found = "Nobody was flagged as malicious; recoveries need `recover.exclude`."
     else:
         when = "" if detection["round"] is None else f" in round {detection['round']}"
         found = f"Flagged as malicious{when}: {', '.join(detection['malicious'])}."

@@ -34,6 +34,10 @@ class Scaled(Aggregator):
     def aggregate(self, updates, client_weights=None, ctx=None):
         return self.factor * self.rule(updates)
 
+class Opening(Largest):
+    def __init__(self, path: str, factor: float = 1.0):
+        open(path, "w").close()
+
 class Refusing(Largest):
     def __init__(self):
         raise RuntimeError("no strength")
@@ -228,3 +232,26 @@ def test_an_allowed_module_that_fails(
 def test_constructors_of_any_kind_may_refuse(own_module: str) -> None:
     _, errors = build("Refusing", Aggregator, (own_module,))
     assert errors == ["slot.init_args: no strength"]
+
+
+def test_no_text_is_made_up_for_a_constructor(
+    own_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    _, errors = build(
+        {"class_path": "Opening", "init_args": {"factor": 2}}, Aggregator, (own_module,)
+    )
+    assert errors == ["slot.init_args.path: Expected `path` to be text, but it is missing."]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("buffer_size", [-1, "x"])
+def test_what_does_not_fit_to_a_stand_in_is_not_a_mistake(buffer_size: Any) -> None:
+    # Two warm-up rounds are too few for the two pairs by default, but not for one pair.
+    arguments = {"buffer_size": buffer_size, "warmup_rounds": 2, "final_rounds": -3}
+    _, errors = build({"class_path": "FedRecover", "init_args": arguments}, Recoverer)
+    assert sorted(error.partition(":")[0] for error in errors) == [
+        "slot.init_args.buffer_size",
+        "slot.init_args.final_rounds",
+    ]

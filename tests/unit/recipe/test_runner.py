@@ -250,9 +250,24 @@ def test_a_mistake_found_late_costs_no_finished_recovery(
     recipe = load_recipe(recipe_file, [override])
     with pytest.raises(ConfigurationError, match=r"max_rounds"):
         run(recipe, output_dir=copied.parent, progress=False)
-    after = contents(copied)
-    kept = [name for name in before if not name.endswith("checkpoint.npz")]
-    assert {name: after.get(name) for name in kept} == {name: before[name] for name in kept}
+    assert contents(copied) == before
+
+
+def test_a_method_that_refuses_to_start_costs_no_finished_recovery(
+    recipe_file: Path, copied: Path
+) -> None:
+    recipe = load_recipe(recipe_file)
+    run(recipe, output_dir=copied.parent, progress=False)  # the report names the folder
+    before, label = contents(copied), "FedRecover-w-o-correction"
+    weights = weights_in(copied, label)
+    late = load_recipe(recipe_file, ["recoverers.0.init_args.start_round=8"])
+    with pytest.raises(MethodsFailedError, match="less than the 8 rounds of the recovery"):
+        run(late, output_dir=copied.parent, progress=False)
+    shutil.rmtree(copied / "history")  # nothing is computed again
+    run(recipe, output_dir=copied.parent, progress=False)
+    assert (weights_in(copied, label) == weights).all()
+    model = f"recover/{label}/model.ckpt"  # a zip file, which may hold times
+    assert {**contents(copied), model: b""} == {**before, model: b""}
 
 
 def test_another_verdict_makes_other_recoveries(recipe_file: Path, copied: Path) -> None:
@@ -315,6 +330,19 @@ def test_listed_clients_make_detection_needless(recipe_file: Path, copied: Path)
     assert len(detected["detection"]["malicious"]) == 1
 
 
+def test_detection_needs_no_data(
+    recipe_file: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(self: Digits) -> None:
+        raise ConfigurationError("not on this machine")
+
+    monkeypatch.setattr(Digits, "load", load)
+    overrides = ["detector={class_path: KnownMalicious, init_args: {ids: [client-0]}}"]
+    recipe = load_recipe(recipe_file, overrides)
+    results = run(recipe, output_dir=copied.parent, steps=["detect"], progress=False)
+    assert results["detection"]["malicious"] == ["client-0"]
+
+
 @pytest.mark.parametrize("phase", ["record", "recover"])
 def test_interrupted_runs_go_on_and_end_the_same(
     recipe_file: Path,
@@ -331,6 +359,8 @@ def test_interrupted_runs_go_on_and_end_the_same(
         run(recipe, output_dir=tmp_path, progress=False)
     with LMDBHistory(tmp_path / "small" / "history") as history:
         assert len(history.rounds()) == (3 if phase == "record" else 8)
+    # A default that is written out makes no other recovery, so that it does not start over.
+    recipe = load_recipe(recipe_file, [*overrides, "recover.batch_policy=replay"], [stop_at])
     with caplog.at_level(logging.INFO, logger="fedrec"):
         results = run(recipe, output_dir=tmp_path, progress=False)
     resumed = "FedRecover-w-o-correction: going on at round 2 of 8."

@@ -172,6 +172,9 @@ def test_what_a_recording_does_not_depend_on_makes_no_other(recipe_file: Path) -
         "history={class_path: LMDBHistory, init_args: {map_size: 10000000, sync_every: 2}}",
     ):
         assert recording(override) == same, override
+    # The seed of the data is that of the recipe, unless it says otherwise.
+    assert recording("seed=3", "data.init_args.seed=3") == recording("seed=3")
+    assert recording("seed=3", "data.init_args.seed=0") != recording("seed=3")
     others = [
         "federation.local_steps=2",
         "federation.seed=1",
@@ -333,6 +336,26 @@ def test_a_plan_tells_what_there_is_to_do(
     again = plan_sweep(points, where)
     assert (again.recordings_there, len(again.sizes)) == (1, 2)  # one point needs it
     assert plan_sweep(points[:2], where).recordings_there == 1  # these do not
+
+
+def test_where_nobody_is_flagged_the_methods_have_no_figures_and_it_shows(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    nobody = {"class_path": "KnownMalicious", "init_args": {"ids": []}}
+    grid = {"detector": ["KnownMalicious", nobody]}
+    settings: dict[str, Any] = {"overrides": ["recoverers=[HistoricalOnly]"], "progress": False}
+    for _ in range(2):
+        done = sweep(recipe_file, grid, output_dir=tmp_path, **settings)
+        assert done.failures == {}
+        assert [row["method"] for row in done.rows] == [POISONED, "HistoricalOnly"] * 2
+        assert [bool(row["failure"]) for row in done.rows] == [False, False, False, True]
+        assert (
+            done.rows[-1]["failure"] == "Nobody was flagged, so there is nothing to recover from."
+        )
+        assert [(line["failures"], line["repeats"]) for line in done.summary][2:] == [
+            (0, 1),
+            (1, 0),
+        ]
 
 
 def test_repeats_have_seeds_of_their_own_and_a_deviation(recipe_file: Path, tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def test_values_below_zero_are_on_the_axis() -> None:
         assert ax.get_ylabel() == "gain"
 
 
+def test_acp_is_whole_where_clients_compute_more_than_in_the_recording() -> None:
+    for lowest, bottom in ((-40.0, -47.0), (20.0, -5.0)):  # a twentieth of the range is the margin
+        table = [{"tol": t, "method": "A", "acp": acp} for t, acp in (("1", 50.0), ("2", lowest))]
+        (ax,) = draw_values(table, ["tol"], x="tol", y=["acp"]).axes
+        assert ax.get_ylim() == pytest.approx((bottom, 100 - bottom + min(lowest, 0.0)))
+
+
 def test_bars_stand_on_the_axis() -> None:
     table = [{"rule": r, "method": "A", "ter": 0.5, "acp": 0.0} for r in ("Median", "Krum")]
     figure = draw_values(table, ["rule"], x="rule", y=["ter", "acp"])

@@ -174,7 +174,8 @@ def test_nobody_flagged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
     nobody = {"malicious": [], "fnr": 1.0, "fpr": 0.0, "round": None}
     print_results(results(detection=nobody), Console(width=200))
-    said = "Nobody was flagged as malicious, so there is nothing to recover from."
+    # Also where clients are listed, and the methods do not ask the detector.
+    said = "Nobody was flagged as malicious; recoveries need `recover.exclude`."
     assert said in capsys.readouterr().out
     honest = {**results(), "recording": {"malicious": []}}
     print_results(honest, Console(width=200))

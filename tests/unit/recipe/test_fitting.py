@@ -1,0 +1,107 @@
+"""Whether a model fits the data: what is taken for a sample, and that a trial leaves no trace."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.exceptions import RecipeError
+from fedrec.recipe import load_recipe
+from fedrec.recipe.fitting import check_fit
+from fedrec.recipe.schema import build_parts
+
+_OWN = """
+import random
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+from fedrec.data import FederatedDataModule
+from fedrec.models import MLP
+
+class Bytes(TensorDataset):
+    "Stores bytes, and gives them as numbers of twice as many features."
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return torch.cat([x, x]) / 255, y
+
+class Coins(FederatedDataModule):
+    def load(self):
+        x = torch.arange(64, dtype=torch.uint8).reshape(16, 4)
+        return (Bytes(x, torch.arange(16) % 2),) * 2
+
+class Drawing(MLP):
+    "Moves every random number generator on that a test moves on."
+    def forward(self, x):
+        random.random(), np.random.rand()
+        return super().forward(x) + 0 * torch.rand(1)
+
+class Silent(MLP):
+    forward = torch.nn.Module.forward
+
+class Named(MLP):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+"""
+_RECIPE = """
+data: {class_path: Coins, init_args: {num_clients: 2}}
+model: {class_path: MLP, init_args: {in_features: 8, hidden: [4], num_classes: 2}}
+aggregator: FedAvg
+record: {max_rounds: 1, server_lr: 0.5}
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "own_fitting.py").write_text(_OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "coins.yaml"
+    path.write_text(_RECIPE)
+    yield path
+    sys.modules.pop("own_fitting", None)
+
+
+def check(path: Path, *overrides: str) -> None:
+    recipe = load_recipe(path, overrides, ["own_fitting"])
+    check_fit(recipe, build_parts(recipe).data)
+
+
+def test_samples_are_those_that_the_data_set_gives(recipe_file: Path) -> None:
+    check(recipe_file)
+    with pytest.raises(RecipeError, match=r"`in_features` to be 8 for these data, but got 4"):
+        check(recipe_file, "model.init_args.in_features=4")
+
+
+def test_no_random_number_generator_moves_on(recipe_file: Path) -> None:
+    def states() -> list[str]:
+        return [str(random.getstate()), str(np.random.get_state()), str(torch.get_rng_state())]  # noqa: NPY002
+
+    recipe = load_recipe(
+        recipe_file,
+        ["model.class_path=Drawing", "model.init_args={in_features: 8, num_classes: 2}"],
+        ["own_fitting"],
+    )
+    data, before = build_parts(recipe).data, states()
+    check_fit(recipe, data)
+    assert states() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "Silent",
+            r'model: .* cannot take samples of shape \(8,\) \(.*missing the required "forward"',
+        ),
+        ("Named", r"`Named.forward` to give logits of shape \(2, 2\) for 2 samples, but got dict"),
+    ],
+)
+def test_models_whose_forward_gives_no_logits(recipe_file: Path, name: str, message: str) -> None:
+    arguments = "model.init_args={in_features: 8, num_classes: 2}"
+    with pytest.raises(RecipeError, match=message):
+        check(recipe_file, f"model.class_path={name}", arguments)
