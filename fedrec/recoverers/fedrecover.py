@@ -58,8 +58,8 @@ class FedRecover(ReplayRecoverer):
         buffer: `"paired"`, as above, or `"paper"`, the paper's literal reading: one buffer of model
             differences for all clients, filled in all-client rounds only, and no pair is skipped.
         negative_curvature: Whether `buffer="paired"` uses pairs of negative curvature, too. It
-            helps where an attack keeps the recorded model from learning, and does harm where both
-            models learn: see the page of reproduction.
+            can follow training from scratch more closely where an attack keeps the recorded model
+            from learning, and can drive the recovered model away (see docs/reproduction.md).
         start_round: Round to start in, where it is known that the attack began no earlier: from its
             recorded weights, with $T_w$ counted from there. Rounds before it cost nothing and count
             in the ACP; $\tau$ is found in the rounds from there on.
