@@ -43,8 +43,7 @@ def main() -> None:
         xlabel="round", ylabel=f"{arguments.figure.upper()}, %", ylim=(0, None), xlim=(0, None)
     )
     axes.spines[["top", "right"]].set_visible(False)
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.02)}
-    axes.legend(frameon=False, fontsize=8, ncols=2, **above)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.02))
     arguments.svg.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(arguments.svg, metadata={"Date": None})
 

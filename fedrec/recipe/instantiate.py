@@ -11,6 +11,7 @@ from typing import Any
 from fedrec.exceptions import ConfigurationError, FedrecError, expected
 from fedrec.recipe.annotations import MisfitError, describe, fit, parameter_types
 from fedrec.recipe.classes import ClassFinder, article
+from fedrec.recipe.failures import reason_of
 from fedrec.recipe.loading import UNUSABLE, is_usable
 
 __all__ = ["Instantiator"]
@@ -266,6 +267,6 @@ class Instantiator:
 
 def _refusal(error: Exception, arguments: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return which of the arguments an error is about, if it names one, and what it says."""
-    text = str(error) or type(error).__name__
+    text = reason_of(error)
     about = re.match(r"Expected `(\w+)`", text)
     return (about[1] if about is not None and about[1] in arguments else None), text

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedrec._checks import check_choice, check_float, check_int
+from fedrec._checks import check_bool, check_choice, check_float, check_int
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recoverers.base import count_updates
 from fedrec.recoverers.update_filter import UpdateFilter
@@ -37,10 +37,7 @@ def check_arguments(new: FedRecover) -> None:
     if new.estimate is not None:
         check_choice("estimate", new.estimate, ("lbfgs", "history"))
     check_choice("buffer", new.buffer, ("paired", "paper"))
-    if not isinstance(new.negative_curvature, bool):
-        raise ConfigurationError(
-            expected("negative_curvature", "true or false", new.negative_curvature)
-        )
+    check_bool("negative_curvature", new.negative_curvature)
     if new.update_filter is not None and not isinstance(new.update_filter, UpdateFilter):
         raise ConfigurationError(expected("update_filter", "an UpdateFilter", new.update_filter))
     if new.update_filter is not None and new.estimate is None:
