@@ -24,12 +24,14 @@ from pathlib import Path
 from fedrec.cli.main import main as fedrec
 
 RECIPES = Path("recipes/paper")
+LR = 0.0384
+MODEL = f"model={{class_path: MLP, init_args: {{in_features: 784, hidden: [32], lr: {LR}}}}}"
 SCALE = (
     "data.init_args.num_clients=50",
     "federation.malicious=10",
     "model={class_path: MLP, init_args: {in_features: 784, hidden: [32]}}",
     "record.max_rounds=500",
-    "record.server_lr=0.0384",
+    f"record.server_lr={LR}",
     "loop.num_threads=1",
     "loop.accelerator=cpu",
 )
@@ -70,6 +72,10 @@ class Experiment:
 
 LINES = "--where method=FedRecover,TrainFromScratch --y ter,acp --x"
 ASR_LINES = "--where method=FedRecover,TrainFromScratch --y ter,asr,acp --x"
+CONVERGENCE = (
+    "--where method=FedRecover,TrainFromScratch --y "
+    "rounds_to_converge,exact_rounds_to_converge,local_steps_to_converge"
+)
 EXPERIMENTS = (
     Experiment("without_approximation", "without_approximation", (RULES, ATTACKS)),
     Experiment("without_strategies", "without_strategies", (ATTACKS,)),
@@ -155,7 +161,8 @@ EXPERIMENTS = (
     Experiment(
         "local_batches",
         "local_batches",
-        ("federation.local_steps=1,5,20",),
+        ("federation.local_steps=1,5,20", MODEL),
+        f"{CONVERGENCE} --x local_steps",
     ),
 )
 

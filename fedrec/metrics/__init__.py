@@ -1,6 +1,7 @@
 """Metrics: error, attack success, and what a recovery costs clients."""
 
 from fedrec.metrics.attack_success_rate import AttackSuccessRate
+from fedrec.metrics.convergence import rounds_to_converge
 from fedrec.metrics.cost import REASONS, CostLedger
 from fedrec.metrics.membership_inference import MembershipInferenceAUC
 from fedrec.metrics.test_error_rate import TestErrorRate
@@ -11,4 +12,5 @@ __all__ = [
     "CostLedger",
     "MembershipInferenceAUC",
     "TestErrorRate",
+    "rounds_to_converge",
 ]

@@ -156,6 +156,24 @@ class CostLedger:
         num_clients = max(int(counted.sum()), 1)
         return {r: count / num_clients for r, count in zip(REASONS, counts.tolist(), strict=True)}
 
+    def mean_local_steps(self) -> float:
+        """Return the mini-batch steps of a client, on average over those that count in the ACP."""
+        rows = self._table()
+        counted = np.array(list(self.num_rounds.values()), dtype=np.int64) > 0
+        steps = int(rows[counted[rows[:, 0]], 3].sum())
+        return steps / max(int(counted.sum()), 1)
+
+    def before(self, round: int) -> CostLedger:
+        """Return a ledger with the entries of the rounds before one.
+
+        Args:
+            round: 0-based.
+        """
+        ledger = CostLedger(self.num_rounds)
+        rows = self._table()
+        ledger._rows = array("q", rows[rows[:, 1] < round].flatten().tolist())
+        return ledger
+
     def total_bytes(self) -> int:
         """Return the bytes sent to and received from all clients."""
         return sum(self._rows[4::5])

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from fedrec.exceptions import ConfigurationError
 from fedrec.recipe.folder import DETECTION, RECORD, RECORDED, RunFolder
 from fedrec.recipe.schema import label_of
+from fedrec.recipe.stored import CONVERGENCE
 
 __all__ = [
     "collect_results",
@@ -22,7 +23,7 @@ __all__ = [
 
 _METHOD = (
     "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes", "seconds",
-    "client_seconds",
+    "client_seconds", *CONVERGENCE,
 )  # fmt: skip
 
 

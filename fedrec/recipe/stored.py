@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedrec.history import HistoryStore
+from fedrec.metrics import rounds_to_converge
 from fedrec.types import RunResult
 
-__all__ = ["finite", "method_result", "recording_result"]
+__all__ = ["CONVERGENCE", "finite", "method_result", "recording_result"]
+
+#: What is kept of a recovery that converged while its error was computed in every round.
+CONVERGENCE = ("rounds_to_converge", "exact_rounds_to_converge", "local_steps_to_converge")
 
 
 def recording_result(
@@ -57,12 +61,29 @@ def method_result(result: RunResult) -> dict[str, Any]:
         "cp_max": max(cp.values(), default=None),
         "exact_rounds_by_reason": ledger.exact_rounds_by_reason() if ledger is not None else {},
         "client_bytes": ledger.total_bytes() if ledger is not None else None,
+        **_convergence(result),
         "seconds": result.seconds,
         "client_seconds": dict(result.client_seconds),
         "cp": cp,
         "rounds": result.rounds,
         "diagnostics": finite(result.diagnostics),
     }
+
+
+def _convergence(result: RunResult) -> dict[str, float | None]:
+    """Return the rounds until the model converged, and what a client did in them, on average.
+
+    Nothing, if the error is not known after every round.
+    """
+    rounds = None
+    if len(result.curve) == result.rounds and all("ter" in row for row in result.curve):
+        rounds = rounds_to_converge([row["ter"] for row in result.curve])
+    costs: dict[str, float | None] = dict.fromkeys(CONVERGENCE)
+    if rounds is not None and result.ledger is not None:
+        ledger = result.ledger.before(rounds)
+        exact = sum(ledger.exact_rounds_by_reason().values())
+        costs = dict(zip(CONVERGENCE, (rounds, exact, ledger.mean_local_steps()), strict=True))
+    return costs
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Any
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.metrics import REASONS
+from fedrec.recipe.stored import CONVERGENCE
 
 __all__ = [
     "COLUMNS",
@@ -44,6 +45,7 @@ _FIGURES = (
     "exact_rounds",
     *(f"exact_{reason}" for reason in REASONS),
     "client_bytes",
+    *CONVERGENCE,
     "seconds",
     "num_excluded",
     "fnr",

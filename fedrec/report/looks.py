@@ -44,6 +44,9 @@ _AXES = {name: f"{name.upper()}, %" for name in ("ter", "asr", "fnr", "fpr", "ac
 _AXES |= {f"exact_{reason}": f"exact rounds per client, {reason}" for reason in REASONS}
 _AXES |= {
     "exact_rounds": "exact rounds per client",
+    "rounds_to_converge": "rounds to converge",
+    "exact_rounds_to_converge": "exact rounds to converge",
+    "local_steps_to_converge": "mini-batches per client to converge",
     "client_bytes": "traffic of clients, MB",
     "history_bytes": "history, MB",
     "seconds": "time, s",
@@ -64,6 +67,7 @@ _KEYS = {
     "fnr": "FNR",
     "fpr": "FPR",
     "malicious": "malicious clients",
+    "local_steps": "mini-batches per round",
 }
 # Type 42: publishers refuse matplotlib's default fonts in a PDF.
 _STYLE: dict[Any, Any] = {

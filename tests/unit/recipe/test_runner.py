@@ -26,6 +26,7 @@ from fedrec.recipe.folder import RunFolder, existing, recording_part
 from fedrec.recipe.results import collect_results
 from fedrec.recipe.runner import is_done
 from fedrec.recipe.schema import build_parts, folder_name
+from fedrec.recipe.stored import CONVERGENCE
 
 _RECIPE = """
 extends: small.yaml
@@ -107,7 +108,7 @@ def test_run_folder_and_results(finished: Path) -> None:
     assert len(results["detection"]["malicious"]) == 1
     assert list(results["methods"][0]) == [
         "name", "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes",
-        "seconds", "client_seconds", *measured, "excluded",
+        "seconds", "client_seconds", *CONVERGENCE, *measured, "excluded",
     ]  # fmt: skip
     assert results["history"]["rounds"] == 8
     assert results["history"]["clients"] == 5
