@@ -38,8 +38,7 @@ SCALE = (
 RULES = "aggregator=FedAvg,Median,TrimmedMean"
 ATTACKS = "attack=TrimAttack,BackdoorAttack"
 FED_RECOVER, FINE_TUNE = "recoverers.0.init_args", "recoverers.2.init_args"
-# The paper's literal buffer for the variants, too.
-BUFFER = tuple(f"recoverers.{i}.init_args.buffer=paper" for i in (2, 3, 4))
+BUFFER = tuple(f"recoverers.{i}.init_args.buffer=paper" for i in (0, 2, 3, 4))
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ EXPERIMENTS = (
     Experiment(
         "without_strategies_literal",
         "without_strategies",
-        (f"{FED_RECOVER}.buffer=paper,paired", *BUFFER),
+        BUFFER,
     ),
     Experiment("fnr", "detection_errors", ("detector.init_args.fnr=0,0.2,0.4",), f"{LINES} fnr"),
     Experiment("fpr", "detection_errors", ("detector.init_args.fpr=0,0.2,0.4",), f"{LINES} fpr"),
