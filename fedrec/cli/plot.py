@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,13 @@ def plot_command(args: argparse.Namespace) -> None:
             raise ConfigurationError(
                 expected("kind", "`cp` for a single run", args.kind, hint=hint)
             )
-        figure: Any = draw_cp(_cp(target))
+        results = collect_results(RunFolder(target))
+        figure: Any = draw_cp(_cp(target, results), synthetic=results["synthetic_data"])
         output = target / "cp.svg"
+    elif not target.is_file() and not (target / "results.csv").is_file():
+        hint = "`fedrec sweep` and `fedrec run` make one, with recoveries to draw."
+        wanted = "the folder of a sweep, its results.csv, or the folder of a run"
+        raise ConfigurationError(expected("PATH", wanted, str(target), hint=hint))
     else:
         rows, keys = read_table(target)
         rows = [row for row in rows if not row["failure"]]
@@ -56,11 +61,11 @@ def plot_command(args: argparse.Namespace) -> None:
     sys.stdout.write(f"{path}\n")
 
 
-def _cp(folder: Path) -> dict[str, dict[str, float]]:
-    """Return CP by client, by method, of a run."""
+def _cp(folder: Path, results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return CP by client, by method, of a run and its results."""
     where = RunFolder(folder)
     found = {}
-    for method in collect_results(where)["methods"]:
+    for method in results["methods"]:
         stored = where.read(where.recovery_file(method["name"])) or {}
         found[method["name"]] = stored["result"].get("cp", {})
     return found
@@ -70,7 +75,8 @@ def _with_cp(rows: Sequence[Row], folder: Path) -> list[Row]:
     points: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if row["folder"] not in points:
-            points[row["folder"]] = _cp(folder / row["folder"])
+            point = folder / row["folder"]
+            points[row["folder"]] = _cp(point, collect_results(RunFolder(point)))
     return [
         {**row, "cp": list(points[row["folder"]].get(row["method"], {}).values())}
         for row in rows

@@ -17,6 +17,7 @@ from fedrec.recipe import Sweep, sweep
 from fedrec.recipe.grid import parse_grid, short_keys
 from fedrec.recipe.planning import plan_sweep
 from fedrec.recipe.points import Point, sweep_points
+from fedrec.recipe.tables import synthetic_text
 from fedrec.report.table import fraction, percent
 
 __all__ = ["sweep_command"]
@@ -74,8 +75,9 @@ def _list(points: Sequence[Point], recordings: Path, delete_histories: bool) -> 
 
 def _print(done: Sweep, console: Console) -> None:
     """Print the summary: mean, and deviation where there are repeats."""
-    name = escape(done.folder.name)
-    table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    name, synthetic = done.folder.name, synthetic_text(done.summary)
+    title = escape(f"{name} ({synthetic})" if synthetic else name)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     short = short_keys(done.keys)
     for key in done.keys:
         table.add_column(escape(short[key]), overflow="fold")

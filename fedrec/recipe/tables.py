@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "name_of_recorded",
     "read_table",
     "summarize",
+    "synthetic_text",
     "write_table",
 ]
 
@@ -136,6 +137,23 @@ def figures_of(rows: Sequence[Row]) -> list[str]:
     return [*_FIGURES, *names]
 
 
+def synthetic_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Say whether rows are about data that only stand in for real ones; nothing if they are not.
+
+    Args:
+        rows: Of `results.csv` or `summary.csv`.
+
+    Examples:
+        >>> made_up, real = {"synthetic_data": "true"}, {"synthetic_data": "false"}
+        >>> synthetic_text([made_up]), synthetic_text([made_up, real]), synthetic_text([real])
+        ('synthetic data', 'in part synthetic data', '')
+    """
+    known = {row.get("synthetic_data") or None for row in rows} - {None}
+    if "true" not in known:
+        return ""
+    return "synthetic data" if len(known) == 1 else "in part synthetic data"
+
+
 def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     """Return mean and standard deviation over repeats.
 
@@ -145,9 +163,9 @@ def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
 
     Returns:
         A row for every point and method, in the order they come: the keys, `method`, `failures` and
-        `repeats` (how many failed, and how many did not), and of every figure its `_mean` and
-        `_std` (of the sample, with one degree of freedom less than repeats; `None` for a single
-        one). A figure that some repeats lack is that of the others.
+        `repeats` (how many failed, and how many did not), `synthetic_data`, and of every figure its
+        `_mean` and `_std` (of the sample, with one degree of freedom less than repeats; `None` for
+        a single one). A figure that some repeats lack is that of the others.
 
     Examples:
         >>> rows = [{"k": "1", "method": "A", "ter": 0.25}, {"k": "1", "method": "A", "ter": 0.75}]
@@ -163,6 +181,9 @@ def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
         line: Row = dict(zip((*keys, "method"), values, strict=True))
         line["failures"] = sum(bool(row.get("failure")) for row in group)
         line["repeats"] = len(group) - line["failures"]
+        # The same for all repeats; those that failed do not know it.
+        told = (row["synthetic_data"] for row in group if row.get("synthetic_data"))
+        line["synthetic_data"] = next(told, None)
         for figure in figures:
             found = [row[figure] for row in group if row.get(figure) is not None]
             line[f"{figure}_mean"] = statistics.fmean(found) if found else None

@@ -13,7 +13,7 @@ from fedrec._files import write_atomically
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars
 from fedrec.report.curves import line_chart, line_key, linear_axis
-from fedrec.report.parts import document, note, number, section, table
+from fedrec.report.parts import breakable, document, note, number, section, table
 from fedrec.report.run import REFERENCE, Run, styles_of
 from fedrec.report.sections import CURVES, synthetic
 from fedrec.report.table import detection_text, exact_rounds, fraction, percent
@@ -96,7 +96,7 @@ def _tables(pairs: Sequence[tuple[str, Run]], styles: Mapping[str, str]) -> str:
                 style = styles.get(method, "poisoned")
                 remark = " <small>(reference)</small>" if style == REFERENCE else ""
                 cells = [number(value, show(value)) for value in values]
-                rows.append([f"{line_key(style)}{escape(method)}{remark}", *cells])
+                rows.append([f"{line_key(style)}{breakable(method)}{remark}", *cells])
         if rows:
             heads = ("Model", *(name for name, _ in pairs))
             blocks.append(f"<h3>{escape(title)}</h3>{table(title, heads, rows)}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedrec.exceptions import ConfigurationError
 from fedrec.recipe.grid import short_keys
-from fedrec.recipe.tables import Row
+from fedrec.recipe.tables import Row, synthetic_text
 from fedrec.report.looks import LINE, SCALES, Look, axis_name, blank, key_name, legend, looks_of
 
 if TYPE_CHECKING:
@@ -18,8 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_box", "draw_cost", "draw_cp", "draw_values"]
 
+_log = logging.getLogger(__name__)
+
 _MOST_PANELS = 12
 _BINS = 16
+# Letters that fit along a panel of the usual height.
+_ALONG = 22
 
 
 def draw_values(
@@ -67,7 +73,7 @@ def draw_values(
     looks = looks_of([row[by] for row in rows], names)
     numeric = all(_number(value) is not None for value in values) and len(values) > 1
     columns, lines = sorted((len(y), len(panels)))
-    with blank(columns, lines) as figure:
+    with blank(columns, lines, note=synthetic_text(rows)) as figure:
         axes = figure.subplots(lines, columns, squeeze=False, sharex=True)
         by_panel = axes.T if len(panels) < len(y) else axes
         draw = _lines if numeric else _bars
@@ -114,7 +120,7 @@ def draw_cost(
     if not rows:
         raise ConfigurationError("Expected rows of recoveries to draw, but there are none.")
     looks = looks_of([row[by] for row in rows], names)
-    with blank(1, 1, 2.0) as figure:
+    with blank(1, 1, 2.0, synthetic_text(rows)) as figure:
         ax = figure.subplots()
         for value, look in looks.items():
             groups = _group([row for row in rows if row[by] == value], [*keys, "method"])
@@ -131,14 +137,16 @@ def draw_cost(
     return figure
 
 
-def draw_cp(cp: Mapping[str, Mapping[str, float]]) -> Figure:
+def draw_cp(cp: Mapping[str, Mapping[str, float]], *, synthetic: bool = False) -> Figure:
     """Draw how CP is distributed over the clients of a run: a histogram for every method.
 
     Args:
         cp: CP in percent by client, by method.
+        synthetic: Whether the data of the run only stand in for real ones: the figure says so.
 
     Returns:
-        The figure. Methods whose clients all have the same CP are left out if others do not.
+        The figure. Methods whose clients all have the same CP are left out if others do not, and a
+        line of the log names them.
 
     Examples:
         >>> figure = draw_cp({"A": {"a": 80.0, "b": 90.0}, "TrainFromScratch": {"a": 0, "b": 0}})
@@ -150,12 +158,13 @@ def draw_cp(cp: Mapping[str, Mapping[str, float]]) -> Figure:
     shown = vary or cp
     if not shown:
         raise ConfigurationError("Expected recoveries with a CP to draw, but there are none.")
+    _left_out([name for name in cp if name not in shown])
     looks = looks_of(list(cp))
     flat = [value for values in shown.values() for value in values.values()]
     # Bins around the lowest and the highest value, the same in all panels.
     width = (max(flat) - min(flat) or 1.0) / _BINS
     edges = [min(flat) + (i - 0.5) * width for i in range(_BINS + 2)]
-    with blank(1, len(shown), 1.0) as figure:
+    with blank(1, len(shown), 1.0, "synthetic data" if synthetic else "") as figure:
         from matplotlib.ticker import MaxNLocator
 
         axes = figure.subplots(len(shown), 1, squeeze=False, sharex=True)[:, 0]
@@ -191,7 +200,7 @@ def draw_box(
     Returns:
         The figure. Boxes are quartiles, whiskers reach to the last client within 1.5 times the box,
         and clients beyond are dots; repeats are taken together. Methods whose clients all have the
-        same CP are left out if others do not.
+        same CP are left out if others do not, and a line of the log names them.
 
     Examples:
         >>> rows = [{"T": t, "method": "A", "cp": [80.0, 85.0, 90.0]} for t in ("5", "10")]
@@ -201,12 +210,15 @@ def draw_box(
     rows = [row for row in rows if row["cp"]]
     looks = looks_of([row["method"] for row in rows], names)
     vary = {row["method"] for row in rows if len(set(row["cp"])) > 1}
-    rows = [row for row in rows if row["method"] in vary] or rows
+    methods = dict.fromkeys(row["method"] for row in rows)
+    if vary:
+        rows = [row for row in rows if row["method"] in vary]
+        _left_out([method for method in methods if method not in vary])
     panels = _panels(rows, [key for key in (*keys, "method") if key != x])
     if not rows:
         raise ConfigurationError("Expected recoveries with a CP to draw, but there are none.")
     values = list(dict.fromkeys(row[x] for row in rows))
-    with blank(1, len(panels), 1.3) as figure:
+    with blank(1, len(panels), 1.3, synthetic_text(rows)) as figure:
         axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
         for ax, (title, panel) in zip(axes, panels.items(), strict=True):
             boxes = [[c for row in panel if row[x] == v for c in row["cp"]] for v in values]
@@ -220,6 +232,11 @@ def draw_box(
             ax.set_ylabel("CP, %")
         axes[-1].set_xlabel(key_name(x, keys))
     return figure
+
+
+def _left_out(methods: Sequence[str]) -> None:
+    if methods:
+        _log.info("Not drawn, as all of their clients have the same CP: %s.", ", ".join(methods))
 
 
 def _panels(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, list[Row]]:
@@ -292,7 +309,9 @@ def _bars(
         if marks:
             means, deviations = (list(column) for column in zip(*marks, strict=True))
             ax.bar(at, means, width * 0.92, label=series, **look.bar)
-            ax.errorbar(at, means, deviations, fmt="none", ecolor="0.2", capsize=2, elinewidth=1)
+            for colour, thick in (("white", 2.4), ("0.2", 1.0)):  # seen on dark bars, too
+                style: dict[str, Any] = {"ecolor": colour, "elinewidth": thick, "capthick": thick}
+                ax.errorbar(at, means, deviations, fmt="none", capsize=1.6 + thick / 2, **style)
     _ticks(ax, range(len(values)), values)
 
 
@@ -313,11 +332,19 @@ def _spread(rows: Sequence[Row], name: str) -> tuple[float, float]:
 
 
 def _label(ax: Axes, name: str) -> None:
-    ax.set_ylabel(axis_name(name))
+    ax.set_ylabel(_wrapped(axis_name(name)))
     low, high = ax.dataLim.intervaly
     # The whole range, and more for what costs clients more than the recording did.
     low, high = _limits(low, max(high, 100.0) if name == "acp" else high)
     ax.set_ylim(0.0 if ax.patches and ax.dataLim.y0 >= 0 else low, high)  # bars stand on the axis
+
+
+def _wrapped(text: str) -> str:
+    """Break a name that is longer than a panel is high, into lines of about the same length."""
+    lines = -(-len(text) // _ALONG)
+    widths = range(-(-len(text) // lines), _ALONG + 1)
+    broken = (textwrap.wrap(text, width, break_on_hyphens=False) for width in widths)
+    return "\n".join(next((b for b in broken if len(b) <= lines), textwrap.wrap(text, _ALONG)))
 
 
 def _limits(low: float, high: float) -> tuple[float, float]:

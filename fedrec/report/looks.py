@@ -159,13 +159,14 @@ def key_name(key: str, keys: Sequence[str]) -> str:
 
 
 @contextmanager
-def blank(columns: int, lines: int, height: float = 1.5) -> Iterator[Figure]:
+def blank(columns: int, lines: int, height: float = 1.5, note: str = "") -> Iterator[Figure]:
     """Give a figure to draw in, as wide as one or both columns of a paper.
 
     Args:
         columns: Panels side by side.
         lines: Panels above each other.
         height: Of a panel, in inches.
+        note: What stands in small print below all panels; they stay as high as without.
 
     Raises:
         MissingDependencyError: If matplotlib is not installed.
@@ -179,7 +180,10 @@ def blank(columns: int, lines: int, height: float = 1.5) -> Iterator[Figure]:
         ) from error
     with mpl.rc_context(_STYLE):
         width = _ONE if columns == 1 else max(_BOTH, 2.3 * columns)
-        figure = Figure(figsize=(width, height * lines + 0.5), layout="constrained")
+        inches = height * lines + 0.5 + (0.15 if note else 0.0)
+        figure = Figure(figsize=(width, inches), layout="constrained")
+        if note:
+            figure.supxlabel(note, x=0.99, ha="right", fontsize=7, style="italic", color="0.3")
         yield figure
         figure.align_ylabels()
         for ax in figure.axes:

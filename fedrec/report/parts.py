@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 
-__all__ = ["document", "facts", "note", "number", "section", "table"]
+__all__ = ["breakable", "document", "facts", "note", "number", "section", "table"]
 
 
 def document(title: str, kind: str, header: str, main: str) -> bytes:
@@ -64,6 +64,18 @@ def number(value: float | None, text: str) -> str:
     return text if value is None else f'<data value="{value!r}">{escape(text)}</data>'
 
 
+def breakable(name: str) -> str:
+    """Return a name as HTML that may be broken between its parts.
+
+    The narrower a table, the less of it is out of sight, and nothing breaks in the middle of words.
+
+    Examples:
+        >>> breakable("TrainFromScratch, k=1")
+        'Train<wbr>From<wbr>Scratch, k=<wbr>1'
+    """
+    return re.sub("([=/._]|[a-z](?=[A-Z]))", r"\1<wbr>", escape(name))
+
+
 def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
     """Return a table that scrolls by itself, by keyboard too, and shades an edge if it does.
 
@@ -73,9 +85,7 @@ def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], style
         rows: Cells as HTML; the first one names the row.
         style: CSS class.
     """
-    # Long names of runs may be broken: the narrower a table, the less is out of sight.
-    names = (re.sub("([=/._])", r"\1<wbr>", escape(h)) for h in heads)
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    head = "".join(f'<th scope="col">{breakable(name)}</th>' for name in heads)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
         for first, *rest in rows

@@ -102,14 +102,22 @@ class Run:
 
 
 def styles_of(*recipes: Mapping[str, Any]) -> dict[str, str]:
-    """Return the CSS class of every method; it keeps its colour throughout a page.
+    """Return the CSS classes of every method; it keeps its look throughout a page.
 
     Args:
         *recipes: Resolved recipes.
+
+    Examples:
+        >>> nodes = [{"class_path": "A", "label": label} for label in "abcdefghi"]
+        >>> styles = styles_of({"recoverers": nodes})
+        >>> styles["a"], styles["i"]
+        ('method-0', 'method-0 second')
     """
     styles: dict[str, str] = {}
     for node in [node for recipe in recipes for node in recipe.get("recoverers") or []]:
         taken = sum(style.startswith("method-") for style in styles.values())
-        own = REFERENCE if is_reference(node) else f"method-{taken % 8}"
+        # Eight colours; the next eight methods have them again, but with dashes and stripes.
+        method = f"method-{taken % 8}{' second' if taken // 8 % 2 else ''}"
+        own = REFERENCE if is_reference(node) else method
         styles.setdefault(label_of(node), own)
     return styles

@@ -14,7 +14,7 @@ from fedrec.estimate_errors import EstimateError
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, value_bars
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis, log_axis
-from fedrec.report.parts import facts, note, number, section, table
+from fedrec.report.parts import breakable, facts, note, number, section, table
 from fedrec.report.run import REFERENCE, Run
 from fedrec.report.table import detection_text, exact_rounds, fraction, percent
 
@@ -63,7 +63,7 @@ def sections(run: Run, styles: Mapping[str, str]) -> str:
         styles: CSS class by method.
     """
     parts = [
-        section("Summary", _summary(run, styles)),
+        section("Summary", _summary(run, styles) + _failures(run)),
         section("Metrics", _metrics(run, styles)),
         section("Beside training from scratch", _figures(run, styles)),
         *(section(title, _curves(run, figure, styles)) for figure, title in CURVES.items()),
@@ -102,7 +102,7 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
         cp = f"{percent(method['cp_min'])}-{percent(method['cp_max'])}"
         rows.append(
             [
-                f"{line_key(style)}{escape(method['name'])}{remark}",
+                f"{line_key(style)}{breakable(method['name'])}{remark}",
                 number(method["ter"], fraction(method["ter"])),
                 number(method["asr"], fraction(method["asr"])),
                 _distance(method),
@@ -122,6 +122,14 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
     )
 
 
+def _failures(run: Run) -> str:
+    """Say which methods the summary is without, and why."""
+    return "".join(
+        f'<p class="warning">{escape(f"{label} failed: {reason}")}</p>'
+        for label, reason in run.results.get("failures", {}).items()
+    )
+
+
 def _distance(model: Mapping[str, Any]) -> str:
     return number(model.get("relative_distance"), fraction(model.get("relative_distance")))
 
@@ -138,7 +146,7 @@ def _metrics(run: Run, styles: Mapping[str, str]) -> str:
         values = [model.get("metrics", {}).get(label) for label in labels]
         key = line_key(styles.get(model["name"], "poisoned"))
         cells = [number(value, fraction(value)) for value in values]
-        rows.append([f"{key}{escape(model['name'])}", *cells])
+        rows.append([f"{key}{breakable(model['name'])}", *cells])
     return table("Metrics of all models", ("Model", *labels), rows) + note(
         "On the whole test set; a metric that asks about members takes the training data of the "
         "excluded clients for these."
@@ -227,7 +235,7 @@ def _estimates(run: Run, styles: Mapping[str, str]) -> str:
         figures = [statistics.median(all_errors), max(all_errors)]
         figures += [statistics.median(all_cosines), min(all_cosines)]
         cells = [number(value, f"{value:.3f}") for value in figures]
-        rows.append([f"{line_key(style)}{escape(name)}", f"{len(compared):,}", *cells])
+        rows.append([f"{line_key(style)}{breakable(name)}", f"{len(compared):,}", *cells])
     if not rows:
         return ""
     heads = (

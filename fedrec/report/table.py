@@ -14,6 +14,9 @@ from fedrec.recipe.tables import name_of_recorded
 
 __all__ = ["detection_text", "exact_rounds", "fraction", "percent", "print_results"]
 
+# Letters of figures as long as 0.123, 100.0-100.0 and 12345.6, with the space between.
+_FIGURES = 53
+
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:
     """Print what `results.json` holds.
@@ -22,13 +25,17 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
         results: Its content.
         console: Where to.
     """
-    name = escape(str(results["recipe"]["name"]))
-    table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("Model", overflow="fold", min_width=20)
+    name = str(results["recipe"]["name"])
+    title = escape(f"{name} (synthetic data)" if results.get("synthetic_data") else name)
+    models = [{"name": name_of_recorded(results), **results["poisoned"]}, *results["methods"]]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    # Names of one word are whole, unless figures would be out of sight: these take so much.
+    room = max(console.width - _FIGURES, 20)
+    longest = max(len(model["name"]) for model in models)
+    table.add_column("Model", overflow="fold", min_width=min(longest, room))
     headings = ("TER", "ASR", "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
     for heading in headings:
         table.add_column(heading, justify="right")
-    models = [{"name": name_of_recorded(results), **results["poisoned"]}, *results["methods"]]
     for model in models:
         cells = [fraction(model.get(figure)) for figure in ("ter", "asr", "relative_distance")]
         if "acp" in model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from fedrec.exceptions import ConfigurationError
+from fedrec.recipe.tables import figures_of
 from fedrec.report import draw_box, draw_cost, draw_cp, draw_values, save_figure
-from fedrec.report.looks import looks_of
+from fedrec.report.looks import axis_name, looks_of
 
 
 def rows(values: list[str], **more: Any) -> list[dict[str, Any]]:
@@ -105,8 +107,69 @@ def test_error_bars_are_drawn_for_repeats_alone() -> None:
             draw_values(at_the_ends(seeds), ["tol"], x="method", y=["ter"], by="tol"),
         ):
             errors = [c.lines[2][0] for c in figure.axes[0].containers if hasattr(c, "lines")]
+            errors = [error for error in errors if to_hex(error.get_color()[0]) != "#ffffff"]
             drawn = sum(len(ends) > 0 for error in errors for ends in error.get_segments())
             assert drawn == (0 if seeds == 1 else 9)
+
+
+def test_error_bars_have_a_light_edge_to_be_seen_on_dark_bars() -> None:
+    ax, *_ = draw_values(at_the_ends(3), ["tol"], x="method", y=["ter"]).axes
+    errors = [c.lines[2][0] for c in ax.containers if hasattr(c, "lines")]
+    assert len(errors) == 6  # of three methods
+    for light, dark in zip(errors[::2], errors[1::2], strict=True):
+        assert [to_hex(error.get_color()[0]) for error in (light, dark)] == ["#ffffff", "#333333"]
+        assert light.get_linewidth()[0] > 2 * dark.get_linewidth()[0]
+        ends = [[segment.tolist() for segment in e.get_segments()] for e in (light, dark)]
+        assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (("true", "true"), "synthetic data"),
+        (("true", "false"), "in part synthetic data"),
+        (("false", "false"), ""),
+        (("", "true"), "synthetic data"),  # a row of a failure does not know
+    ],
+)
+def test_synthetic_data_are_named(told: tuple[str, str], said: str) -> None:
+    table = [
+        {**row, "exact_rounds": 5.0, "cp": [1.0, 2.0], "synthetic_data": told[i % 2]}
+        for i, row in enumerate(rows(["1", "2"]))
+    ]
+    figures = [
+        draw_values(table, ["tol"], x="tol", y=["ter", "acp"]),
+        draw_cost(table, ["tol"]),
+        draw_box(table, ["tol"], x="tol"),
+        draw_cp({"A": {"a": 1.0, "b": 2.0}}, synthetic=said == "synthetic data"),
+    ]
+    for figure in figures[: 4 if said in ("synthetic data", "") else 3]:
+        assert figure.get_supxlabel() == said
+    if said:
+        figure = figures[0]
+        figure.draw_without_rendering()
+        (note,) = (text for text in figure.texts if text.get_text() == said)
+        box = note.get_window_extent()
+        assert box.x1 <= figure.bbox.x1
+        assert 0 <= box.y0 < box.y1 <= figure.axes[-1].xaxis.label.get_window_extent().y0
+
+
+def test_names_of_axes_are_no_longer_than_panels_are_high() -> None:
+    names = figures_of([])
+    table = [
+        {"tol": tol, "rule": rule, "method": "A", "synthetic_data": "true"}
+        | dict.fromkeys(names, 0.5)
+        for tol in ("1", "2")
+        for rule in ("Median", "Krum")
+    ]
+    every = draw_values(table[::2], ["tol", "rule"], x="tol", y=names)
+    labels = [ax.yaxis.label for ax in every.axes]
+    assert [label.get_text().replace("\n", " ") for label in labels] == [*map(axis_name, names)]
+    assert {label.get_text().count("\n") for label in labels} == {0, 1}
+    two = draw_values(table, ["tol", "rule"], x="tol", y=["ter", "asr"])  # a title on every panel
+    two.draw_without_rendering()
+    lowest = min(ax.get_window_extent().height for ax in two.axes)
+    assert max(label.get_window_extent().height for label in labels) <= lowest
 
 
 def test_a_method_looks_the_same_in_every_figure() -> None:
@@ -224,10 +287,13 @@ def test_cost_against_error() -> None:
     assert lines(figure.axes[0])["FedRecover"] == ([10, 20], pytest.approx([2, 3]))
 
 
-def test_distributions_of_cp() -> None:
+def test_distributions_of_cp(caplog: pytest.LogCaptureFixture) -> None:
     cp = {"A": {"a": 80.0, "b": 80.0, "c": 90.0}, "Scratch": {"a": 0.0, "b": 0.0}}
+    caplog.set_level(logging.INFO, "fedrec.report.figures")
     figure = draw_cp(cp)
     (ax,) = figure.axes  # all clients of the other are alike
+    said = "Not drawn, as all of their clients have the same CP: Scratch."
+    assert caplog.messages == [said]
     heights = [bar.get_height() for bar in ax.patches]
     assert (sum(heights), max(heights)) == (3, 2)
     assert "ACP 83.3" in ax.get_title(loc="right")
@@ -244,6 +310,7 @@ def test_distributions_of_cp() -> None:
     table = [{"T": t, "method": "A", "cp": [80.0, 90.0, float(t)]} for t in ("70", "100")]
     table += [{"T": "70", "method": "Scratch", "cp": [0.0, 0.0]}]
     (boxes,) = draw_box(table, ["T"], x="T").axes
+    assert caplog.messages == [said, said]  # nothing is left out of those between
     assert [label.get_text() for label in boxes.get_xticklabels()] == ["70", "100"]
 
 

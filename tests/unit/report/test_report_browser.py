@@ -160,6 +160,51 @@ def test_a_run_in_a_browser(tmp_path: Path) -> None:
         assert text in dom
 
 
+# Loads a page and notes what the keys, the curves and the bars of its methods look like.
+_LOOKS = """<!doctype html><title>looks</title><body><iframe src="page.html"></iframe><script>
+window.addEventListener("load", () => {
+  const page = document.querySelector("iframe").contentDocument;
+  const look = (names) => (one) => names.map((name) => getComputedStyle(one)[name]).join();
+  const line = look(["stroke", "strokeDasharray"]);
+  const found = [
+    ["tbody th .line", line],
+    ["ul.legend .line", line],
+    [".chart svg.wide .line", line],
+    [".fill", look(["backgroundColor", "backgroundImage"])],
+  ].map(([what, looks]) => [...page.querySelectorAll(what)].map(looks));
+  document.body.replaceChildren(JSON.stringify(found));
+});
+</script>"""
+
+
+def test_sixteen_methods_are_told_apart(tmp_path: Path) -> None:
+    folder, names = run_folder(tmp_path / "run"), [f"M{i}" for i in range(16)]
+    results = json.loads((folder / "results.json").read_text())
+    figures = {"ter": 0.5, "asr": None, "acp": None, "cp_min": None, "cp_max": None}
+    figures |= {"exact_rounds_by_reason": REASONS, "seconds": 1.5}
+    results["methods"] = [{"name": n, **figures} for n in [*names, "TrainFromScratch"]]
+    nodes = [{"class_path": n, "label": n} for n in names]
+    results["recipe"]["recoverers"] = [*nodes, "TrainFromScratch"]
+    results["poisoned"] = {"ter": 0.5, "asr": None}
+    (folder / "results.json").write_text(json.dumps(results))
+    for name in [*names, "TrainFromScratch"]:
+        (folder / "recover" / name).mkdir(exist_ok=True)
+        (folder / "recover" / name / "metrics.csv").write_text("round,ter\n0,0.5\n9,0.25\n")
+    for more in ("result.json", "diagnostics.csv"):  # which have pictures of their own
+        (folder / "recover" / "TrainFromScratch" / more).unlink()
+    (folder / "record" / "metrics.csv").write_text("round,ter\n0,0.5\n9,0.25\n")
+    write_report(folder, tmp_path / "page.html")
+    (tmp_path / "harness.html").write_text(_LOOKS)
+    dom, console = opened(tmp_path / "harness.html", tmp_path)
+    assert console == []
+    found = json.loads(unescape(dom[dom.index("<body>") + 6 : dom.index("</body>")]))
+    keys, legend, curves, bars = found
+    # The sixteen, the reference and the recording; all of them have the same look everywhere.
+    assert len(keys) == len(set(keys)) == 18
+    assert legend == curves[::-1] == [*keys[1:], keys[0]]
+    assert len(bars) == len(set(bars)) == 18
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_nothing_is_wider_than_the_screen(tmp_path: Path, several: bool) -> None:
     folder, page = run_folder(tmp_path / "run"), tmp_path / "page.html"

@@ -92,6 +92,11 @@ def test_sections_and_curves(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_names_break_between_their_words(tmp_path: Path) -> None:
+    text = write_report(folder(tmp_path, results())).read_text()
+    assert "Train<wbr>From<wbr>Scratch <small>(reference)" in text
+
+
 def test_attack_success_has_a_curve_where_it_is_defined(tmp_path: Path) -> None:
     path = folder(tmp_path, results())
     (path / "record" / "metrics.csv").write_text("round,ter,asr\n0,0.9,0.1\n2,0.5,0.8\n")
@@ -166,7 +171,24 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.split() == ["Poisoned", "0.500", "-", "-"] for line in lines)
     assert any(line.split() == ["TrainFromScratch", "0.250"] for line in lines)
     assert any(line.split() == ["Model", "forgotten"] for line in lines)
+    assert lines[0].rstrip() == "tiny"
     assert lines[-1].startswith("Flagged as malicious in round 30: client-1. FNR 0.000, FPR 0.250.")
+
+
+def test_the_table_names_synthetic_data_and_breaks_no_name_of_one_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rich.console import Console
+
+    content = results(synthetic_data=True)
+    content["methods"][0] |= {"name": "KnowledgeDistillation", "cp_max": 100.0, "seconds": 1234.5}
+    print_results(content, Console(width=80))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].rstrip() == "tiny (synthetic data)"
+    (row,) = [line for line in lines if "Knowledge" in line]
+    assert row.split() == [
+        "KnowledgeDistillation", "0.051", "-", "-", "70.0", "69.0-100.0", "30.0", "1234.5",
+    ]  # fmt: skip
 
 
 def test_nobody_flagged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
