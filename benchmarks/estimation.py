@@ -50,7 +50,7 @@ class Problem:
         for delta_w in self.delta_w:
             self.exact = self.historical + curvature * delta_w + 1e-4 * draw(num_clients, size)
             for buffer in (self.buffer, self.pushed):
-                buffer.push(self.rows, delta_w, self.exact, self.historical, self.round, True)
+                buffer.push(self.rows, delta_w, self.exact, self.historical, self.round, False)
             self.round += 1
         self.other = torch.empty_like(self.historical)
 
@@ -73,7 +73,9 @@ class Problem:
     def push(self) -> None:
         """Add a pair to every client."""
         at = self.round % len(self.delta_w)
-        self.pushed.push(self.rows, self.delta_w[at], self.exact, self.historical, self.round, True)
+        self.pushed.push(
+            self.rows, self.delta_w[at], self.exact, self.historical, self.round, False
+        )
         self.round += 1
 
     def solve(self) -> None:

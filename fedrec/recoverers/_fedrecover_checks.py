@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore
     from fedrec.recoverers.fedrecover import FedRecover
 
-__all__ = ["check_arguments", "check_kept"]
+__all__ = ["check_arguments", "check_kept", "check_rounds"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,9 @@ def check_arguments(new: FedRecover) -> None:
     if new.update_filter is not None and new.estimate is None:
         hint = "with `estimate=None` there is nothing to compare with."
         raise ConfigurationError(expected("update_filter", "none", new.update_filter, hint=hint))
-    if not isinstance(new.diagnose, bool):
-        check_int("diagnose", new.diagnose, minimum=1)
+    if not isinstance(new.diagnose, int) or (new.diagnose < 1 and new.diagnose is not False):
+        requirement = "true, false, or an integer of at least 1"
+        raise ConfigurationError(expected("diagnose", requirement, new.diagnose))
     if new.diagnose and new.estimate is None:
         hint = "with `estimate=None` there is nothing to compare."
         raise ConfigurationError(expected("diagnose", "false", new.diagnose, hint=hint))
@@ -57,6 +58,31 @@ def check_arguments(new: FedRecover) -> None:
                 hint="the first round gives no pair, since both models are still equal.",
             )
         )
+
+
+def check_rounds(new: FedRecover, max_rounds: int) -> str | None:
+    """Return what to warn of if updates are estimated in none of the rounds.
+
+    Args:
+        new: The recoverer.
+        max_rounds: Rounds of the recovery.
+
+    Raises:
+        ConfigurationError: If it would start after the last of them.
+    """
+    if new.start_round >= max_rounds:
+        requirement = f"less than the {max_rounds} rounds of the recovery"
+        raise ConfigurationError(expected("start_round", requirement, new.start_round))
+    rounds = range(new.start_round, max_rounds)
+    if any(new.exact_reason(t, max_rounds) is None for t in rounds):
+        return None
+    began = f" from round {new.start_round} on" if new.start_round else ""
+    return (
+        f"FedRecover asks all clients in each of the {len(rounds)} rounds{began}, so it estimates "
+        f"nothing and spares them nothing (warmup_rounds={new.warmup_rounds}, "
+        f"final_rounds={new.final_rounds}, correction_period={new.correction_period}). HINT: lower "
+        "these, or record more rounds."
+    )
 
 
 def check_kept(

@@ -34,6 +34,21 @@ class Recoverer(Component, ABC):
     #: Whether the method takes updates for gradients; a warning says where they are not.
     assumes_gradients: bool = False
 
+    def check_plan(self, max_rounds: int, server_samples: int | None) -> str | None:
+        """Refuse a recipe that the method cannot work with, before anything is recorded for it.
+
+        Args:
+            max_rounds: Number of rounds $T$.
+            server_samples: How many samples the server has; `None` if that is not known yet.
+
+        Returns:
+            What to warn of in a recipe that it can work with, or `None`.
+
+        Raises:
+            ConfigurationError: If a recovery is certain to be refused.
+        """
+        return None
+
     def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
         """Prepare for a recovery from scratch: forget earlier ones, check what history offers.
 

@@ -73,10 +73,11 @@ class FedEraser(ReplayRecoverer):
             present = ids.intersection(history.present(t))
             lost = present.difference(history.kept(t))
             if present and lost == present:
+                first = f"0, {self.interval}, {2 * self.interval}"
                 raise ConfigurationError(
-                    f"FedEraser needs updates of the remaining clients in every {self.interval}th "
-                    f"round, but the history keeps none of round {t} ({keep=}). HINT: let "
-                    "`interval` be a multiple of `keep.every`, and keep the first rounds."
+                    f"FedEraser needs updates of the remaining clients in rounds {first}, ..., but "
+                    f"the history keeps none of round {t} ({keep=}). HINT: let `interval` be a "
+                    "multiple of `keep.every`, and keep the first rounds."
                 )
             missing += len(lost)
         if missing:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import torch_generator
-from fedrec.recoverers._fedrecover_checks import check_arguments, check_kept
+from fedrec.recoverers._fedrecover_checks import check_arguments, check_kept, check_rounds
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.lbfgs import PairedBuffer
 from fedrec.recoverers.paper_buffer import PaperBuffer
@@ -40,8 +39,9 @@ class FedRecover(ReplayRecoverer):
       did not keep its update of the round.
 
     A pair is $(\hat w_t - \bar w_t, g_t^i - \bar g_t^i)$, both halves from the start of the same
-    round. Pairs without positive curvature are not used by default. A round whose historical
-    update the history did not keep (`keep`) gives no pair, and $\tau$ is found in those it kept.
+    round. One without positive curvature is not used by default, but for `abnormality`, `fallback`:
+    the client's others were of no use, and the new one takes their place. A round whose historical
+    update the history did not keep (`keep`) gives no pair; $\tau$ is found in those it kept.
 
     Args:
         warmup_rounds: $T_w$, at least 1 and, with `estimate="lbfgs"`, more than `buffer_size`.
@@ -57,9 +57,8 @@ class FedRecover(ReplayRecoverer):
             without approximation).
         buffer: `"paired"`, as above, or `"paper"`, the paper's literal reading: one buffer of model
             differences for all clients, filled in all-client rounds only, and no pair is skipped.
-        negative_curvature: Whether `buffer="paired"` uses pairs of negative curvature, too. It
-            can follow training from scratch more closely where an attack keeps the recorded model
-            from learning, and can drive the recovered model away (see docs/reproduction.md).
+        negative_curvature: Whether `buffer="paired"` uses all pairs of negative curvature, which
+            can help or harm (see docs/reproduction.md).
         start_round: Round to start in, where it is known that the attack began no earlier: from its
             recorded weights, with $T_w$ counted from there. Rounds before it cost nothing and count
             in the ACP; $\tau$ is found in the rounds from there on.
@@ -138,6 +137,10 @@ class FedRecover(ReplayRecoverer):
             return "correction"
         return None
 
+    def check_plan(self, max_rounds: int, server_samples: int | None) -> str | None:
+        """Check that there are rounds to recover in; warn if updates are estimated in none."""
+        return check_rounds(self, max_rounds)
+
     def rounds(self, history: HistoryStore, max_rounds: int) -> range:
         """Return the rounds from `start_round` on."""
         return range(self.start_round, max_rounds)
@@ -148,9 +151,7 @@ class FedRecover(ReplayRecoverer):
 
     def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
         """Find the abnormality threshold in the remaining clients' history."""
-        if self.start_round >= max_rounds:
-            requirement = f"less than the {max_rounds} rounds of the recovery"
-            raise ConfigurationError(expected("start_round", requirement, self.start_round))
+        self.check_plan(max_rounds, None)
         rounds = self.rounds(history, max_rounds)
         self._remaining = remaining
         self._pairs = None
@@ -176,7 +177,7 @@ class FedRecover(ReplayRecoverer):
             if self.update_filter is not None:
                 sent, trusted = self._filter(sent, ctx.history(t), global_weights)
             if self.estimate == "lbfgs" and reason != "final" and trusted.client_ids:
-                self._push(trusted, global_weights, ctx.history(t), everyone=True)
+                self._push(trusted, global_weights, ctx.history(t), alone=False)
             return sent
         if self.estimate is None:
             return None
@@ -301,8 +302,7 @@ class FedRecover(ReplayRecoverer):
                 # Their estimates cannot be used, for filtering neither.
                 sent, trusted = self._filter(ctx.exact(ids, reason), record, None)
                 if self.estimate == "lbfgs" and trusted.client_ids:
-                    everyone = len(ids) == len(ctx.client_ids)
-                    self._push(trusted, global_weights, record, everyone=everyone)
+                    self._push(trusted, global_weights, record, alone=True)
                 yield sent
 
     def _fix(
@@ -346,7 +346,7 @@ class FedRecover(ReplayRecoverer):
         return self._pairs
 
     def _push(
-        self, sent: CohortUpdates, global_weights: Tensor, record: RoundRecord, *, everyone: bool
+        self, sent: CohortUpdates, global_weights: Tensor, record: RoundRecord, *, alone: bool
     ) -> None:
         """Add the pairs of those who were asked and whose historical update was kept."""
         kept = set(record.client_ids)
@@ -360,7 +360,7 @@ class FedRecover(ReplayRecoverer):
             sent.updates if ids == sent.client_ids else sent.updates[rows],
             record.select(ids).updates,
             record.round,
-            everyone,
+            alone,
         )
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:

@@ -81,6 +81,14 @@ class FineTune(Recoverer):
         self.num_samples = num_samples
         self.beta = beta
 
+    def check_plan(self, max_rounds: int, server_samples: int | None) -> None:
+        """Check that the server has enough samples."""
+        if server_samples is not None and (self.num_samples or 0) > server_samples:
+            raise ConfigurationError(
+                f"FineTune takes {self.num_samples} samples, but the server has {server_samples}. "
+                "HINT: lower `num_samples`, or raise `server_samples` of the data module."
+            )
+
     def rounds(self, history: HistoryStore, max_rounds: int) -> range:
         """Return one round per epoch."""
         return rounds_after(history, self.num_epochs)
@@ -104,11 +112,7 @@ class FineTune(Recoverer):
         data: Any = ctx.server_data
         if self.num_samples is None:
             return None
-        if self.num_samples > len(data):
-            raise ConfigurationError(
-                f"FineTune takes {self.num_samples} samples, but the server has {len(data)}. HINT: "
-                "lower `num_samples`, or raise `server_samples` of the data module."
-            )
+        self.check_plan(ctx.max_rounds, len(data))
         labels = _labels(data) if self.beta is not None else np.zeros(len(data), dtype=np.int64)
         generator = numpy_generator(ctx.seed, "fine-tune")
         index = draw_samples(labels, self.num_samples, self.beta, generator)

@@ -26,11 +26,11 @@ class PairedBuffer:
     r"""The last $s$ usable pairs $(\Delta w_t, \Delta g_t^i)$ of each client.
 
     Both halves of a pair come from the same round, so the secant equation holds for the newest one.
-    A pair without positive curvature is not taken, unless `negative` says otherwise, and pairs
-    whose dot products overflow are not used together. Dot products between pairs are computed
-    once, at the push; the $2s \times 2s$ systems are inverted once per change. An estimate of all
-    clients is then one product of the pairs with a vector, and one pass that adds the pairs to the
-    historical updates.
+    A pair without positive curvature is not taken, unless `negative` or `alone` says otherwise,
+    and pairs whose dot products overflow are not used together. Dot products between pairs are
+    computed once, at the push; the $2s \times 2s$ systems are inverted once per change. An estimate
+    of all clients is then one product of the pairs with a vector, and one pass that adds the pairs
+    to the historical updates.
 
     Args:
         num_clients: $c$.
@@ -70,7 +70,7 @@ class PairedBuffer:
         exact: Tensor,
         historical: Tensor,
         round: int,
-        everyone: bool,
+        alone: bool,
     ) -> None:
         """Add one pair to each of these clients, in place of its oldest.
 
@@ -80,7 +80,8 @@ class PairedBuffer:
             exact: What they sent, shape $(k, d)$.
             historical: What they had sent in the recording, shape $(k, d)$.
             round: Round the pair comes from; increases from call to call.
-            everyone: Whether all clients of the round push (of no importance here).
+            alone: Whether they were asked on their own account, and not in a round for all: the
+                pair takes the place of all others of its client, and may have negative curvature.
         """
         ww = float(delta_w @ delta_w)
         if not 0 < ww < float("inf"):
@@ -88,11 +89,16 @@ class PairedBuffer:
             return
         column = self.stamp[rows].argmin(dim=1)
         found = self._compiled_differences if self._compiles(len(rows)) else self._differences
-        with_own, with_new, keep = found(rows, column, delta_w, exact, historical, CURVATURE * ww)
+        negative = self.negative or alone
+        with_own, with_new, keep = found(
+            rows, column, delta_w, exact, historical, CURVATURE * ww, negative
+        )
         self.skipped += int((~keep).sum())
         if not bool(keep.any()):
             return
         rows, column = rows[keep], column[keep]
+        if alone:
+            self.stamp[rows] = -1
         self.stamp[rows, column] = -1
         self.slot[rows, column] = self._place(delta_w, ww, rows)
         self.stamp[rows, column] = round
@@ -109,8 +115,11 @@ class PairedBuffer:
         exact: Tensor,
         historical: Tensor,
         least: float,
+        negative: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Put the new update differences in their places, where the curvature exceeds `least`.
+
+        With `negative`, that is its size.
 
         Returns:
             Their products with the client's model differences, and those of the client's update
@@ -131,7 +140,7 @@ class PairedBuffer:
                 with_pool = (delta_g @ self.pool.mT).cpu().double()
                 with_own[block] = with_pool.gather(1, self.slot[rows[block]])
             with_own[block].scatter_(1, column[block, None], curvature[:, None])
-            size = curvature.abs() if self.negative else curvature
+            size = curvature.abs() if negative else curvature
             kept = (size > least) & torch.isfinite(curvature)
             keep[block] = kept
             if not bool(kept.all()):
@@ -150,6 +159,7 @@ class PairedBuffer:
         exact: Tensor,
         historical: Tensor,
         least: float,
+        negative: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Do what `_differences` does, client by client in the processor's cache."""
         from fedrec.functional import _numba_pairs
@@ -161,7 +171,7 @@ class PairedBuffer:
             self.pool.numpy(),
             torch.where(self.stamp[rows] >= 0, self.slot[rows], -1).numpy(),
             least,
-            self.negative,
+            negative,
             self.delta_g.numpy(),
             rows.numpy(),
             column.numpy(),

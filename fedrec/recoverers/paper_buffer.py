@@ -45,10 +45,10 @@ class PaperBuffer:
         exact: Tensor,
         historical: Tensor,
         round: int,
-        everyone: bool,
+        alone: bool,
     ) -> None:
         """Add the newest differences; see `PairedBuffer.push`."""
-        if everyone:
+        if not alone or len(rows) == len(self.delta_g):
             self.delta_w = torch.cat([self.delta_w[1:], delta_w[None]])
             self.count_w += 1
         at = rows.to(exact.device)

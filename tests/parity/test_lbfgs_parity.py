@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def push(buffer, rows, delta_w, delta_g, round, everyone) -> None:
     """Push a pair whose update difference is `delta_g`."""
-    buffer.push(rows, delta_w, delta_g, torch.zeros_like(delta_g), round, everyone)
+    buffer.push(rows, delta_w, delta_g, torch.zeros_like(delta_g), round, not everyone)
 
 
 def dense_bfgs(s: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -196,7 +196,8 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
             len(rows) == 3,
         )
         for i in rows.tolist():
-            taken[i].append(t)
+            # Whoever is asked alone has that pair and no other.
+            taken[i] = [*taken[i], t] if len(rows) == 3 else [t]
     historical = np.ones((3, 10))
     found, _, usable = buffer.estimate(
         torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3)

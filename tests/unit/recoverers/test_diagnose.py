@@ -206,7 +206,10 @@ def test_a_row_survives_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"diagnose": 0}, "Expected `diagnose` to be an integer of at least 1, but got 0"),
+        (
+            {"diagnose": 0},
+            "Expected `diagnose` to be true, false, or an integer of at least 1, but got 0",
+        ),
         ({"diagnose": True, "estimate": None}, "with `estimate=None` there is nothing to compare"),
     ],
 )

@@ -98,7 +98,8 @@ def test_only_the_abnormal_client_is_asked_and_adds_a_pair() -> None:
     ctx.records[3].updates[1, 2] = -1000.0
     sent = ctx.step(method, 3)
     assert ctx.asked[3:] == [(3, ("b",), "abnormality")]
-    assert method._pairs.stamp.max(dim=1).values.tolist() == [2, 3, 2]
+    # Its own pairs were of no use, and the new one takes the place of both.
+    assert method._pairs.stamp.sort(dim=1).values.tolist() == [[1, 2], [-1, 3], [1, 2]]
     expected = ctx.records[3].updates - ctx.records[3].global_weights
     torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
 
@@ -136,8 +137,14 @@ def test_negative_curvature_is_used_on_request(negative: bool) -> None:
     for t in range(3):
         ctx.step(method, t)
     sent = ctx.step(method, 3)
-    assert ctx.asked[3:] == ([] if negative else [(3, IDS, "fallback")])
+    asked = [] if negative else [(3, IDS, "fallback")]
+    assert ctx.asked[3:] == asked
     expected = ctx.records[3].updates - (ctx.weights - ctx.records[3].global_weights)
+    torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+    # Whoever was asked alone has a pair now, and is not asked again and again.
+    sent = ctx.step(method, 4)
+    assert ctx.asked[3:] == asked
+    expected = ctx.records[4].updates - (ctx.weights - ctx.records[4].global_weights)
     torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -17,7 +17,7 @@ def filled(num_clients: int = 4, size: int = 5) -> tuple[PairedBuffer, torch.Ten
         delta_w = torch.randn(size, generator=generator)
         historical = torch.randn(num_clients, size, generator=generator)
         exact = historical + scale * delta_w
-        buffer.push(torch.arange(num_clients), delta_w, exact, historical, t, True)
+        buffer.push(torch.arange(num_clients), delta_w, exact, historical, t, False)
     return buffer, scale
 
 
@@ -28,7 +28,7 @@ def test_a_pair_is_what_was_sent_less_what_had_been_sent(kind) -> None:
     historical = torch.tensor([[3.0, 2.0], [3.0, 4.0]])
     before = exact.clone(), historical.clone()
     w = torch.tensor([1.0, 0.0])
-    buffer.push(torch.arange(2), w, exact, historical, 0, True)
+    buffer.push(torch.arange(2), w, exact, historical, 0, False)
     assert torch.equal(exact, before[0])
     assert torch.equal(historical, before[1])
     # One pair: B s = y.
@@ -82,13 +82,46 @@ def test_a_pair_that_is_refused_leaves_the_old_ones(
     before = buffer.estimate(torch.zeros(4, 5), v, torch.arange(4))[0].clone()
     sign = torch.tensor([[-1.0], [1.0], [-1.0], [1.0]])
     w = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
-    buffer.push(torch.arange(4), w, 3 * sign * w, torch.zeros(4, 5), 2, True)
+    buffer.push(torch.arange(4), w, 3 * sign * w, torch.zeros(4, 5), 2, False)
     after = buffer.estimate(torch.zeros(4, 5), v, torch.arange(4))[0]
     assert buffer.skipped == 2
     assert torch.equal(after[0::2], before[0::2])
     # The new pair is used where it was taken: B w = 3 w.
     along = buffer.estimate(torch.zeros(4, 5), w, torch.arange(4))[0]
     torch.testing.assert_close(along[1::2], 3 * w.expand(2, 5), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 23])
+def test_a_pair_of_a_client_asked_alone_is_its_only_one_whatever_its_curvature(
+    block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lbfgs, "BLOCK_BYTES", block_bytes)
+    buffer, scale = filled()
+    rows, w = torch.tensor([2, 1]), torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0])
+    delta_g = torch.tensor([[-1.0, 3.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0, 1.0]])
+    historical = torch.ones(2, 5)
+    buffer.push(rows, w, historical + delta_g, historical, 2, True)
+    # One pair (s, y): B v = sigma (v - s s.v / s.s) + y y.v / s.y with sigma = s.y / s.s.
+    v = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.25], dtype=torch.float64)
+    s = w.double()
+    found = buffer.estimate(torch.zeros(4, 5), v.float(), torch.arange(4))[0]
+    for row, y in zip(rows.tolist(), delta_g.double(), strict=True):
+        of_s = s.dot(y) / s.dot(s) * (v - s * s.dot(v) / s.dot(s))
+        expected = of_s + y * y.dot(v) / s.dot(y)
+        torch.testing.assert_close(found[row].double(), expected, rtol=1e-5, atol=1e-5)
+    others = [0, 3]
+    torch.testing.assert_close(found[others], scale[others] * v.float(), rtol=1e-4, atol=1e-4)
+    # A positive pair joins it.
+    buffer.push(torch.arange(4), torch.ones(5), torch.ones(4, 5), torch.zeros(4, 5), 3, False)
+    assert buffer.stamp.sort(dim=1).values.tolist() == [[1, 3], [2, 3], [2, 3], [1, 3]]
+
+
+def test_a_pair_without_curvature_takes_no_place() -> None:
+    buffer, _ = filled()
+    w, y = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]), torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0]])
+    buffer.push(torch.tensor([1]), w, y, torch.zeros(1, 5), 2, True)
+    assert buffer.stamp.tolist() == [[0, 1]] * 4
+    assert buffer.skipped == 1
 
 
 def test_model_differences_are_kept_once_for_each_round_that_is_in_use() -> None:
