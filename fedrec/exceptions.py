@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "AggregationError",
@@ -113,10 +114,14 @@ class MethodsFailedError(RecoveryError):
 
     Args:
         failures: Why, by the method's label.
+        results: What the others came to, as in `results.json`.
     """
 
-    def __init__(self, failures: Mapping[str, str]) -> None:
+    def __init__(
+        self, failures: Mapping[str, str], results: Mapping[str, Any] | None = None
+    ) -> None:
         self.failures = dict(failures)
+        self.results = dict(results or {})
         number = len(self.failures)
         head = f"{number} {'method' if number == 1 else 'methods'} failed; the others are kept:"
         lines = [f"{label}: {reason}" for label, reason in self.failures.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedrec.cli.listing import ls, show
 from fedrec.cli.plot import plot_command
 from fedrec.cli.sweep import sweep_command
 from fedrec.data import FederatedDataModule
-from fedrec.exceptions import ConfigurationError, FedrecError, RecipeError
+from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, RecipeError
 from fedrec.memory import num_bytes_text
 from fedrec.recipe import Recipe, load_recipe, run
 from fedrec.recipe.fitting import check_fit
@@ -38,14 +38,7 @@ def _on_recipe(*steps: str) -> Command:
     def command(args: argparse.Namespace) -> None:
         recipe = load_recipe(args.target, args.overrides, args.allow)
         folder = Path(args.output_dir) / recipe.name
-        results = run(
-            recipe,
-            folder=folder,
-            overwrite=args.overwrite,
-            steps=steps,
-            progress=not args.no_progress,
-        )
-        _show(folder, results)
+        _run(args, recipe, folder, steps, overwrite=args.overwrite)
 
     return command
 
@@ -54,10 +47,27 @@ def _on_folder(*steps: str) -> Command:
     def command(args: argparse.Namespace) -> None:
         path = existing(args.target)
         recipe = load_recipe(path.recipe_file, args.overrides, args.allow)
-        results = run(recipe, folder=path.path, steps=steps, progress=not args.no_progress)
-        _show(path.path, results)
+        _run(args, recipe, path.path, steps)
 
     return command
+
+
+def _run(
+    args: argparse.Namespace,
+    recipe: Recipe,
+    folder: Path,
+    steps: Sequence[str],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Run, and show what came of it, be it that some of the methods failed."""
+    progress = not args.no_progress
+    try:
+        results = run(recipe, folder=folder, overwrite=overwrite, steps=steps, progress=progress)
+    except MethodsFailedError as error:
+        _show(folder, error.results)
+        raise
+    _show(folder, results)
 
 
 def _detect(args: argparse.Namespace) -> None:
@@ -75,17 +85,19 @@ def _report(args: argparse.Namespace) -> None:
         results = collect_results(folder)
         folder.write("results.json", results)
         print_results(results, console)
+        for label, reason in results["failures"].items():
+            _line(console, f"{label} failed: {reason}")
     if len(folders) == 1:
         path = write_report(folders[0].path, args.output)
     else:
         path = write_comparison([f.path for f in folders], args.output or "report.html")
-    console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    _line(console, str(path))
 
 
 def _validate(args: argparse.Namespace) -> None:
     recipe: Recipe = load_recipe(args.target, args.overrides, args.allow)
-    lines = [f"{recipe.path} has no mistakes."]
-    data = build_parts(recipe).data
+    parts = build_parts(recipe)
+    data, lines = parts.data, [f"{recipe.path} has no mistakes.", *parts.remarks]
     try:
         data.test_dataset  # noqa: B018 - a property that loads
     except Exception as error:  # noqa: BLE001 - of a recipe for another machine
@@ -106,7 +118,7 @@ def _validate(args: argparse.Namespace) -> None:
     lines.append(f"Its clients are {named}.")
     console = Console()
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _line(console, line)
 
 
 def _split(data: FederatedDataModule) -> None:
@@ -138,7 +150,11 @@ def _show(folder: Path, results: dict[str, Any]) -> None:
     print_results(results, console)
     for name in ("results.json", "report.html"):
         if (folder / name).exists():
-            console.print(f"{folder / name}", markup=False, highlight=False, soft_wrap=True)
+            _line(console, f"{folder / name}")
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 COMMANDS: dict[str, Command] = {

@@ -27,6 +27,7 @@ FAMILIES = {
     "aggregators": ("fedrec.aggregators.Aggregator", "aggregator"),
     "detectors": ("fedrec.detectors.Detector", "detector"),
     "recoverers": ("fedrec.recoverers.Recoverer", "recoverers.0"),
+    "filters": ("fedrec.recoverers.UpdateFilter", "recoverers.0.init_args.update_filter"),
     "data": ("fedrec.data.FederatedDataModule", "data"),
     "partitioners": ("fedrec.data.Partitioner", "data.init_args.partitioner"),
     "models": ("pytorch_lightning.LightningModule", "model"),
@@ -208,9 +209,13 @@ def _recipe(cls: type, family: str) -> str:
             values[name] = parameter.default
         elif parameter.default is parameter.empty:
             values[name] = "..."
-    lines, indent = [], ""
+    lines: list[str] = []
+    indent = ""
     for key in FAMILIES[family][1].split("."):
-        lines.append(f"{indent}{'- ' if key.isdigit() else key + ':'}")
+        if lines and lines[-1].endswith("- "):
+            lines[-1] += f"{key}:"
+        else:
+            lines.append(f"{indent}{'- ' if key.isdigit() else key + ':'}")
         indent += "  "
     if lines[-1].endswith("- "):  # an entry of a list begins on the line of its dash
         lines[-1] += f"class_path: {cls.__name__}"

@@ -71,7 +71,7 @@ def parse_grid(texts: Iterable[str]) -> tuple[dict[str, list[Any]], list[str]]:
             )
         values = split_values(raw)
         if "" in values:
-            hint = f"`{key}=null` and `{key}=''` say none and the empty text. {_QUOTE}"
+            hint = f"`{key}=null` and `{key}=''` say none and the empty text; {_QUOTE}"
             raise ConfigurationError(expected(key, "values with a comma between", raw, hint=hint))
         if len(values) == 1:
             fixed[key] = text

@@ -107,7 +107,7 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
     Returns:
         Fractions in [0, 1], ACP and CP in percent, `None` where a figure is undefined; by method
         whom it left out. Recoveries that were made for another recipe, or without other clients,
-        are left out.
+        are left out. In `failures`, why a method failed when it was tried last, by its label.
 
     Raises:
         ConfigurationError: If nothing has been recorded.
@@ -127,6 +127,9 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         found = folder.result(folder.measures_file(label), specs[label]) if label in specs else None
         return {"distance": None, "relative_distance": None, "metrics": {}, **(found or {})}
 
+    # Why a method has no figures is known to the run that tried it last alone.
+    earlier = folder.read("results.json") or {}
+    failures = earlier.get("failures", {}) if earlier.get("recipe") == config else {}
     methods = []
     for i, node in enumerate(config.get("recoverers") or []):
         if exclude is None:
@@ -144,6 +147,7 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         if detection is None
         else {key: detection[key] for key in ("malicious", "fnr", "fpr", "round")},
         "methods": methods,
+        "failures": {k: v for k, v in failures.items() if k not in {m["name"] for m in methods}},
         "recording": {key: record.get(key) for key in ("seconds", "client_seconds", "malicious")},
         "history": record["history"],
         "execution": record["execution"],

@@ -32,7 +32,7 @@ from fedrec.recipe.measures import Model, is_measured, measure, recorded_model
 from fedrec.recipe.mending import history_is_gone, mend
 from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
 from fedrec.recipe.schema import Recipe, build_parts, folder_name
-from fedrec.recipe.stored import finite, method_result, recording_result
+from fedrec.recipe.stored import detection_result, method_result, recording_result
 from fedrec.recoverers.base import Recoverer
 from fedrec.report import write_report
 from fedrec.types import Detection, RunResult
@@ -139,9 +139,12 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
             write_atomically(where.recipe_file, before)
         raise
     results = collect_results(where)
+    if failed is not None:
+        results["failures"] = failed.failures
     where.write("results.json", results)
     write_report(where.path)
     if failed is not None:
+        failed.results = results
         raise failed
     return results
 
@@ -220,6 +223,8 @@ class _Session:
         if done is not None and self.is_on_disk:
             raise history_is_gone(self.folder)
         check_fit(self.recipe, self.parts.data)
+        for remark in self.parts.remarks:
+            _log.warning("%s", remark)
         self.folder.write(RECORD, {"spec": self.recording})
         parts = self.parts
         total = self.loop.limit(parts.record["max_rounds"])
@@ -268,16 +273,7 @@ class _Session:
         return self._write_detection(detector.detect(self.history))
 
     def _write_detection(self, detection: Detection) -> dict[str, Any]:
-        truth = self.history.manifest.malicious
-        result = {
-            "malicious": list(detection.malicious),
-            "fnr": detection.false_negative_rate(truth),
-            "fpr": detection.false_positive_rate(truth),
-            "round": detection.round,
-            "seen": list(detection.seen),
-            "truth": list(truth),
-            "scores": finite(detection.scores),
-        }
+        result = detection_result(detection, self.history.manifest.malicious)
         spec = {"detector": self.recipe.config["detector"]}
         self.folder.write(DETECTION, {"spec": spec, "result": result})
         if detection.malicious:

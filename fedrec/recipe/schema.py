@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from fedrec.clients import LightningClient
 from fedrec.data import FederatedDataModule
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import RecipeError, expected
-from fedrec.federation import ClientSampler, Federation, draw_malicious, fake_ids
+from fedrec.federation import Federation
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
 from fedrec.random import key as random_key
 from fedrec.recipe.classes import ClassFinder
+from fedrec.recipe.coherence import check_parts
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recipe.loading import UNUSABLE, read_recipe
 from fedrec.recoverers.base import Recoverer
@@ -93,6 +94,7 @@ class Parts:
         exclude: `"detected"`, or the ids of the clients to leave out.
         recoverers: Recoverers by label.
         metrics: Metrics by label, besides test error rate and attack success rate.
+        remarks: What recoverers have to say about a recipe that they can work with.
     """
 
     data: FederatedDataModule
@@ -108,6 +110,7 @@ class Parts:
     exclude: str | list[str]
     recoverers: Mapping[str, Recoverer] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
 
 
 def load_recipe(
@@ -247,9 +250,8 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         recoverers=_labelled("recoverers", Recoverer, config, make),
         metrics=_labelled("metrics", Metric, config, make),
     )
-    if not errors:
-        _check_clients(parts, make)
-    return None if errors else parts
+    remarks = check_parts(config, parts, make)
+    return None if errors else replace(parts, remarks=remarks)
 
 
 _LOGGER = bool | Logger | list[Logger]
@@ -296,30 +298,6 @@ def _check_federation(
     check_choice("buffers", buffers, ("refuse", "average"))
     if isinstance(model, pl.LightningModule):
         LightningClient("client", model, [None], **training)  # type: ignore[arg-type]
-
-
-def _check_clients(parts: Parts, make: Instantiator) -> None:
-    """Check that the clients that a recipe names are there."""
-    try:
-        ids = list(parts.data.client_ids)
-    except Exception:  # noqa: BLE001 - one of a user's may need its data for this
-        return
-    known = [*ids, *fake_ids(parts.federation.get("fake_clients", 0))]
-    given = {"malicious": parts.federation.get("malicious", 0), "ids": ids}
-    make.construct(draw_malicious, {**given, "seed": parts.federation["seed"]}, "federation")
-    for key, named in (
-        ("federation.malicious", given["malicious"]),
-        ("recover.exclude", parts.exclude),
-    ):
-        unknown = [c for c in named if c not in known] if isinstance(named, list) else []
-        if unknown:
-            wanted = expected(key.rpartition(".")[2], "ids of clients", unknown, known=known[:20])
-            make.mistake(key, wanted)
-    exclude, sampler = parts.exclude, parts.record.get("sampler")
-    if isinstance(exclude, list) and set(known) <= set(exclude):
-        make.mistake("recover.exclude", expected("exclude", "fewer than all clients", exclude))
-    if sampler is not None and type(sampler).sample is ClientSampler.sample:
-        make.construct(sampler.check_known, {"client_ids": known}, "record.sampler.init_args")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

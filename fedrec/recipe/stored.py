@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedrec.history import HistoryStore
 from fedrec.metrics import rounds_to_converge
-from fedrec.types import RunResult
+from fedrec.types import Detection, RunResult
 
-__all__ = ["CONVERGENCE", "finite", "method_result", "recording_result"]
+__all__ = ["CONVERGENCE", "detection_result", "method_result", "recording_result"]
 
 #: What is kept of a recovery that converged while its error was computed in every round.
 CONVERGENCE = ("rounds_to_converge", "exact_rounds_to_converge", "local_steps_to_converge")
@@ -44,6 +44,24 @@ def recording_result(
             "keep": dict(manifest.keep),
             "encryption": manifest.encryption,
         },
+    }
+
+
+def detection_result(detection: Detection, truth: Sequence[str]) -> dict[str, Any]:
+    """Return what is kept of a detection.
+
+    Args:
+        detection: The verdict.
+        truth: Who was malicious.
+    """
+    return {
+        "malicious": list(detection.malicious),
+        "fnr": detection.false_negative_rate(truth),
+        "fpr": detection.false_positive_rate(truth),
+        "round": detection.round,
+        "seen": list(detection.seen),
+        "truth": list(truth),
+        "scores": finite(detection.scores),
     }
 
 

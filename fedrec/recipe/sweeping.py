@@ -184,11 +184,12 @@ class _Run:
         num_missing = sum(len(points) for points in missing.values())
         self.clock = Clock(num_missing, sum(bool(points) for points in missing.values()))
         _log.info(
-            "Sweep `%s`: %d points on %d recordings, %d points done already.",
+            "Sweep `%s`: %d of %d points done already, on %d %s.",
             self.folder,
+            len(self.points) - num_missing,
             len(self.points),
             len(groups),
-            len(self.points) - num_missing,
+            "recording" if len(groups) == 1 else "recordings",
         )
         self._write()
         try:

@@ -27,6 +27,12 @@ recoverers: [HistoricalOnly]
 _OWN = """
 from fedrec.aggregators import Aggregator
 from fedrec.callbacks import Callback
+from fedrec.exceptions import ConfigurationError
+from fedrec.recoverers import HistoricalOnly
+
+class Refusing(HistoricalOnly):
+    def start(self, history, remaining, max_rounds):
+        raise ConfigurationError("Refusing has its reasons.")
 
 class Largest(Aggregator):
     def aggregate(self, updates, client_weights=None, ctx=None):
@@ -177,7 +183,8 @@ def test_help_is_quick_and_version_known(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_dependencies_keep_quiet_as_a_module(here: Path) -> None:
-    words = ["run", "small.yaml", "--no-progress", "attack=TrimAttack", "recoverers=[FedRecover]"]
+    method = "{class_path: FedRecover, init_args: {warmup_rounds: 3, final_rounds: 0}}"
+    words = ["run", "small.yaml", "--no-progress", "attack=TrimAttack", f"recoverers=[{method}]"]
     done = subprocess.run(
         [sys.executable, "-W", "default", "-m", "fedrec", *words, "loop.accelerator=auto"],
         capture_output=True,
@@ -234,9 +241,15 @@ def test_validate_does_without_data_that_are_not_here(
 
 
 def test_a_method_that_fails_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "small.yaml", "recoverers=[FineTune, HistoricalOnly]", "--no-progress"]
-    assert main(words) == 1  # no data at the server
-    _, err = capsys.readouterr()
-    assert "Error: 1 method failed; the others are kept:\n  - FineTune: FineTune needs clean" in err
+    words = ["run", "small.yaml", "recoverers=[Refusing, HistoricalOnly]", "--no-progress"]
+    assert main([*words, "--allow", "own_parts"]) == 1
+    out, err = capsys.readouterr()
+    said = "Refusing: Refusing has its reasons.\n"
+    assert err.endswith(f"Error: 1 method failed; the others are kept:\n  - {said}")
+    files = ["runs/small/results.json", "runs/small/report.html"]
+    assert "HistoricalOnly" in out
+    assert out.splitlines()[-2:] == files
     assert main(["report", "runs/small"]) == 0
-    assert "HistoricalOnly" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "HistoricalOnly" in out
+    assert out.splitlines()[-2:] == ["Refusing failed: Refusing has its reasons.", files[1]]

@@ -93,6 +93,15 @@ def test_show_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_show_what_is_an_argument_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", "UpdateFilter")
+    assert code == 0
+    assert out.startswith("UpdateFilter (filters, fedrec.recoverers.update_filter.UpdateFilter)\n")
+    node = {"class_path": "UpdateFilter", "init_args": {"max_distance": 2.0, "min_cosine": 0.0}}
+    recipe = yaml.safe_load(out.partition("Recipe:\n")[2])
+    assert recipe == {"recoverers": [{"init_args": {"update_filter": node}}]}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

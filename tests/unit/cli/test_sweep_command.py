@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -78,14 +79,36 @@ def test_sweep_and_plot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (here / "cp.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_synthetic_data_are_named_in_all_figures_of_a_run_and_a_sweep(here: Path) -> None:
+    words = ["recoverers=[HistoricalOnly]", "--no-progress"]
+    assert main(["run", "small.yaml", "name=one", *words]) == 0
+    for stands_in in (False, True):
+        record = here / "runs/one/record/result.json"
+        stored = json.loads(record.read_text())
+        stored["result"]["synthetic_data"] = stands_in
+        record.write_text(json.dumps(stored))
+        row = {"k": "1", "method": "HistoricalOnly", "ter": 0.5, "exact_rounds": 5.0}
+        row |= {"synthetic_data": str(stands_in).lower(), "folder": "runs/one"}
+        write_table(here / "results.csv", [row], ["k", *COLUMNS])
+        for target, kind in (
+            ("results.csv", "values"), ("results.csv", "cost"), ("results.csv", "cp"),
+            ("runs/one", "cp"),
+        ):  # fmt: skip
+            assert main(["plot", target, "--kind", kind, "-o", "figure.svg"]) == 0
+            # Letters are drawn as paths, with the text in a comment.
+            said = "<!-- synthetic data -->" in (here / "figure.svg").read_text()
+            assert said == stands_in
+
+
 def test_a_point_that_fails_is_listed_and_the_exit_code_says_so(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["sweep", "small.yaml", "recover.max_rounds=5,7", "--no-progress"]
+    rules = "Median,{class_path: Krum, init_args: {num_byzantine: 2}}"  # too many of 4 clients
+    words = ["sweep", "small.yaml", f"recover.aggregator={rules}", "--no-progress"]
     assert main([*words, "recoverers=[HistoricalOnly]"]) == 1
     out = capsys.readouterr().out
     assert "1 points failed; the same command tries them again:" in out
-    assert "  max_rounds=7: Expected `max_rounds` to be at most the 6 recorded rounds" in out
+    assert "  aggregator=Krum(num_byzantine=2): 1 method failed; the others are kept:" in out
     assert "HistoricalOnly (1 failed)" in out
     for kind in ("values", "cost", "cp"):  # draws what there is
         assert main(["plot", "runs/small", "--kind", kind]) == 0
@@ -100,7 +123,7 @@ def test_a_point_that_fails_is_listed_and_the_exit_code_says_so(
         (["sweep", "small.yaml", "aggregator=Median"], "`grid` to be more than one point"),
         (["sweep", "small.yaml", "aggregator=Median,"], "values with a comma between"),
         (["sweep", "small.yaml", "agregator=Median,Krum"], "Did you mean `aggregator`"),
-        (["plot", "nothing"], "the folder of a sweep or its results.csv"),
+        (["plot", "nothing"], "the folder of a sweep, its results.csv, or the folder of a run"),
         (["plot", "small.yaml"], "lacks seed, repeat"),
     ],
 )

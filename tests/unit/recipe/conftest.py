@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,13 @@ recoverers:
 
 _FAULTY = """
 import os
+from fedrec.exceptions import ConfigurationError
 from fedrec.recoverers import HistoricalOnly
+
+class Refusing(HistoricalOnly):
+    "Refuses to start, for a reason that no recipe tells."
+    def start(self, history, remaining, max_rounds):
+        raise ConfigurationError("Refusing needs <more>.")
 
 class Faulty(HistoricalOnly):
     "Fails in round 2, unless it is told not to."
@@ -42,8 +50,9 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module with a recoverer that fails as long as FAULTLESS is not set."""
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module with a recoverer that fails as long as FAULTLESS is not set, and one that does."""
     (tmp_path / "own_faulty.py").write_text(_FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
-    return "own_faulty"
+    yield "own_faulty"
+    sys.modules.pop("own_faulty", None)

@@ -98,8 +98,8 @@ def figures(results: dict[str, Any]) -> Any:
 def test_run_folder_and_results(finished: Path) -> None:
     results = json.loads((finished / "results.json").read_text())
     assert list(results) == [
-        "recipe", "synthetic_data", "poisoned", "detection", "methods", "recording", "history",
-        "execution", "versions",
+        "recipe", "synthetic_data", "poisoned", "detection", "methods", "failures", "recording",
+        "history", "execution", "versions",
     ]  # fmt: skip
     measured = ["distance", "relative_distance", "metrics"]
     assert list(results["poisoned"]) == ["ter", "asr", *measured]
@@ -241,28 +241,27 @@ def test_other_recoverers_reuse_the_recording(recipe_file: Path, copied: Path) -
     assert (copied / "recover" / "TrainFromScratch" / "result.json").read_bytes() == scratch
 
 
-@pytest.mark.parametrize(
-    "override", ["recover.max_rounds=9", "recover={server_lr: 0.1, max_rounds: 9}"]
-)
+@pytest.mark.parametrize("override", ["recover.max_rounds=7", "recover={server_lr: 0.1}"])
 def test_a_mistake_found_late_costs_no_finished_recovery(
-    recipe_file: Path, copied: Path, override: str
+    recipe_file: Path, copied: Path, faulty: str, override: str
 ) -> None:
     before = contents(copied)
-    recipe = load_recipe(recipe_file, [override])
-    with pytest.raises(ConfigurationError, match=r"max_rounds"):
+    alone = "recoverers=[{class_path: Refusing, label: HistoricalOnly}]"
+    recipe = load_recipe(recipe_file, [override, alone], [faulty])
+    with pytest.raises(ConfigurationError, match="needs <more>"):
         run(recipe, output_dir=copied.parent, progress=False)
     assert contents(copied) == before
 
 
 def test_a_method_that_refuses_to_start_costs_no_finished_recovery(
-    recipe_file: Path, copied: Path
+    recipe_file: Path, copied: Path, faulty: str
 ) -> None:
     recipe = load_recipe(recipe_file)
     run(recipe, output_dir=copied.parent, progress=False)  # the report names the folder
     before, label = contents(copied), "FedRecover-w-o-correction"
     weights = weights_in(copied, label)
-    late = load_recipe(recipe_file, ["recoverers.0.init_args.start_round=8"])
-    with pytest.raises(MethodsFailedError, match="less than the 8 rounds of the recovery"):
+    late = load_recipe(recipe_file, ["recoverers.0.class_path=Refusing"], [faulty])
+    with pytest.raises(MethodsFailedError, match="needs <more>"):
         run(late, output_dir=copied.parent, progress=False)
     shutil.rmtree(copied / "history")  # nothing is computed again
     run(recipe, output_dir=copied.parent, progress=False)
@@ -678,30 +677,34 @@ def test_a_metric_that_does_not_fit_is_found_out_before_any_recovery(
 def test_a_method_that_fails_leaves_the_others_alone(
     recipe_file: Path, tmp_path: Path, faulty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = "FineTune"  # there are no data at the server
-    recipe = load_recipe(recipe_file, [f"recoverers=[Faulty, {server}, HistoricalOnly]"], [faulty])
+    recipe = load_recipe(recipe_file, ["recoverers=[Faulty, Refusing, HistoricalOnly]"], [faulty])
     with pytest.raises(MethodsFailedError) as caught:
         run(recipe, output_dir=tmp_path, progress=False)
     failures = caught.value.failures
-    assert list(failures) == ["Faulty", "FineTune"]
+    assert list(failures) == ["Faulty", "Refusing"]
     file = tmp_path / "small" / "recover" / "Faulty" / "failure.txt"
     assert failures["Faulty"] == f"ZeroDivisionError: by nothing (traceback in {file})"
-    assert "needs clean data at the server" in failures["FineTune"]
+    assert failures["Refusing"] == "Refusing needs <more>."
     assert "2 methods failed; the others are kept:\n  - Faulty: Zero" in str(caught.value)
     assert "in step\n" in file.read_text()
     results = json.loads((tmp_path / "small" / "results.json").read_text())
     assert [method["name"] for method in results["methods"]] == ["HistoricalOnly"]
-    assert (tmp_path / "small" / "report.html").exists()
+    assert results["failures"] == failures
+    assert caught.value.results == results == collect_results(RunFolder(tmp_path / "small"))
+    page = (tmp_path / "small" / "report.html").read_text()
+    assert "Refusing failed: Refusing needs &lt;more&gt;." in page
 
     monkeypatch.setenv("FAULTLESS", "1")
     done = (tmp_path / "small" / "recover" / "HistoricalOnly" / "result.json").read_bytes()
     with pytest.raises(MethodsFailedError, match="1 method failed") as caught:
         run(recipe, output_dir=tmp_path, progress=False)
-    assert list(caught.value.failures) == ["FineTune"]
+    assert list(caught.value.failures) == ["Refusing"]
     results = json.loads((tmp_path / "small" / "results.json").read_text())
     assert [method["name"] for method in results["methods"]] == ["Faulty", "HistoricalOnly"]
     assert results["methods"][0]["ter"] == results["methods"][1]["ter"]
+    assert results["failures"] == {"Refusing": "Refusing needs <more>."}
     assert not file.exists()
     after = (tmp_path / "small" / "recover" / "HistoricalOnly" / "result.json").read_bytes()
     assert after == done
-    sys.modules.pop(faulty)
+    other = load_recipe(recipe_file, ["recoverers=[HistoricalOnly]"])
+    assert run(other, output_dir=tmp_path, progress=False)["failures"] == {}
