@@ -111,7 +111,7 @@ EXPERIMENTS = (
     Experiment(
         "without_strategies_literal",
         "without_strategies",
-        BUFFER,
+        (ATTACKS, *BUFFER),
     ),
     Experiment("fnr", "detection_errors", ("detector.init_args.fnr=0,0.2,0.4",), f"{LINES} fnr"),
     Experiment("fpr", "detection_errors", ("detector.init_args.fpr=0,0.2,0.4",), f"{LINES} fpr"),
