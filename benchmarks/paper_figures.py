@@ -134,10 +134,23 @@ EXPERIMENTS = (
         ("federation.malicious=20", f"{FED_RECOVER}.tolerance_rate=1e-5,1e-4"),
     ),
     Experiment(
+        "num_malicious_negative_curvature",
+        "num_malicious",
+        ("federation.malicious=20", f"{FED_RECOVER}.negative_curvature=true,false"),
+    ),
+    Experiment(
         "non_iid",
         "non_iid",
         ("data.init_args.partitioner.init_args.q=0.1,0.5,0.9",),
         f"{LINES} q",
+    ),
+    Experiment(
+        "non_iid_negative_curvature",
+        "non_iid",
+        (
+            "data.init_args.partitioner.init_args.q=0.9",
+            f"{FED_RECOVER}.negative_curvature=true,false",
+        ),
     ),
     Experiment(
         "adaptive_backdoor",
