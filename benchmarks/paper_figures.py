@@ -50,12 +50,14 @@ class Experiment:
         recipe: Of `recipes/paper/`, without the suffix.
         grid: `key=v1,v2` texts beside those of `SCALE`, which they replace.
         plot: Arguments of `fedrec plot`, if there is a figure.
+        repeats: Seeds, if not only one.
     """
 
     name: str
     recipe: str
     grid: tuple[str, ...]
     plot: str = ""
+    repeats: int = 1
 
     def command(self, work: Path, repeats: int) -> list[str]:
         """Return the arguments of `fedrec`."""
@@ -64,13 +66,24 @@ class Experiment:
         return [
             *("sweep", str(RECIPES / f"{self.recipe}.yaml"), f"name={self.name}"),
             *(*scale, *self.grid),
-            *("--repeats", str(repeats), "--output-dir", str(work)),
+            *("--repeats", str(max(repeats, self.repeats)), "--output-dir", str(work)),
             *("--recordings", str(work / "recordings"), "--no-progress"),
         ]
 
 
 LINES = "--where method=FedRecover,TrainFromScratch --y ter,acp --x"
 ASR_LINES = "--where method=FedRecover,TrainFromScratch --y ter,asr,acp --x"
+# A stand-in for Purchase, with the paper's product of rounds and learning rate.
+TANH = "{in_features: 600, hidden: [128], num_classes: 100, activation: tanh}"
+PURCHASE = (
+    "data.init_args.num_clients=20",
+    "data.init_args.num_records=30000",
+    "data.init_args.num_train=24000",
+    "federation.malicious=4",
+    "federation.batch_size=100",
+    f"model={{class_path: MLP, init_args: {TANH}}}",
+    "record.server_lr=0.36",
+)
 CONVERGENCE = (
     "--where method=FedRecover,TrainFromScratch --y "
     "rounds_to_converge,exact_rounds_to_converge,local_steps_to_converge"
@@ -108,6 +121,7 @@ EXPERIMENTS = (
         (f"{FED_RECOVER}.final_rounds=0,1,5,20",),
         f"{LINES} final_rounds",
     ),
+    Experiment("without_strategies_purchase", "without_strategies_purchase", PURCHASE, repeats=3),
     Experiment(
         "without_strategies_literal",
         "without_strategies",
