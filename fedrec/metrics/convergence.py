@@ -9,16 +9,18 @@ from fedrec._checks import check_float, check_int
 
 __all__ = ["rounds_to_converge"]
 
+# What rates may be wrong by, as metrics compute them in float32.
+_ROUNDING = 1e-7
+
 
 def rounds_to_converge(
     errors: Sequence[float], *, patience: int = 20, tolerance: float = 0.001
 ) -> int | None:
     r"""Return after how many rounds a model has converged.
 
-    With $m_k$ the least error of the first $k$ rounds, these are the fewest rounds $k$ from which
-    on $m_{k - p} - m_k \le \epsilon$, for all later $k$, too: no $p$ rounds lower the least error
-    by more than $\epsilon$ any more. (The paper asks for that once; a model that has not begun to
-    learn would have converged then.)
+    With $m_k$ the least error of the first $k$ rounds, it is the first $k > p$ with
+    $m_{k - p} - m_k \le \epsilon$: the last $p$ rounds did not lower it by more than $\epsilon$. A
+    model that has not begun to learn ($m_1 - m_k \le \epsilon$) has not converged.
 
     Args:
         errors: Test error rate after each round, fractions in [0, 1].
@@ -26,8 +28,7 @@ def rounds_to_converge(
         tolerance: $\epsilon$, a fraction, at least 0.
 
     Returns:
-        More than `patience`; `None` if the error still falls at the end, or there are not
-        that many rounds.
+        $k$, or `None` if there is none.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -37,15 +38,14 @@ def rounds_to_converge(
           Historical Information, IEEE S&P 2023, section on several local mini-batches.
 
     Examples:
-        >>> rounds_to_converge([0.9, 0.9, 0.9, 0.5, 0.2, 0.2, 0.2, 0.2], patience=2)
+        >>> rounds_to_converge([0.9, 0.9, 0.9, 0.5, 0.2, 0.2, 0.2, 0.1], patience=2)
         7
     """
     check_int("patience", patience, minimum=1)
     check_float("tolerance", tolerance, minimum=0)
     least = list(itertools.accumulate(errors, min))
-    converged = None
-    for k in range(len(least), patience, -1):
-        if least[k - patience - 1] - least[k - 1] > tolerance:
-            break
-        converged = k
-    return converged
+    for k in range(patience + 1, len(least) + 1):
+        fell = least[k - patience - 1] - least[k - 1]
+        if fell <= tolerance + _ROUNDING < least[0] - least[k - 1]:
+            return k
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,11 @@ def test_it_is_the_definition(seed: int) -> None:
     errors = 0.9 * np.exp(-np.arange(80) / 12) + rng.normal(0, 0.002, 80)
     p, epsilon = 10, 0.003
 
-    def falls(k: int) -> bool:
-        return bool(errors[: k - p].min() - errors[:k].min() > epsilon)
+    def fell(k: int, since: int) -> float:
+        return float(errors[:since].min() - errors[:k].min())
 
-    expected = next((k for k in range(p + 1, 81) if not any(falls(j) for j in range(k, 81))), None)
+    expected = next((k for k in range(p + 1, 81) if fell(k, k - p) <= epsilon < fell(k, 1)), None)
+    assert expected is not None
     assert rounds_to_converge(errors.tolist(), patience=p, tolerance=epsilon) == expected
 
 
@@ -34,15 +34,20 @@ def test_a_plateau_before_it_learns_is_not_convergence() -> None:
 
 def test_still_falling_or_too_short_is_none() -> None:
     assert rounds_to_converge([1 - k / 100 for k in range(60)]) is None
-    assert rounds_to_converge([0.1] * 20) is None
-    assert rounds_to_converge([0.1] * 21) == 21
+    assert rounds_to_converge([0.1] * 60) is None  # it never learned anything
+    assert rounds_to_converge([0.9] + [0.1] * 20) is None
+    assert rounds_to_converge([0.9] + [0.1] * 21) == 22
     assert rounds_to_converge([]) is None
 
 
 def test_a_fall_of_the_tolerance_does_not_count() -> None:
-    errors = [0.5] * 3 + [0.375] * 3
-    assert rounds_to_converge(errors, patience=2, tolerance=0.125) == 3
-    assert rounds_to_converge(errors, patience=2, tolerance=math.nextafter(0.125, 0)) == 6
+    errors = [0.75, 0.5, 0.5, 0.375, 0.375, 0.375]
+    assert rounds_to_converge(errors, patience=2, tolerance=0.125) == 4
+    assert rounds_to_converge(errors, patience=2, tolerance=0.1249) == 6
+    # A fall of 10 in 10,000, in float32, is one of 0.001.
+    single = np.float32([0.9, 0.1242, 0.1232]).tolist()
+    assert single[1] - single[2] > 0.001
+    assert rounds_to_converge(single, patience=1) == 3
 
 
 @pytest.mark.parametrize("arguments", [{"patience": 0}, {"tolerance": -0.1}])
