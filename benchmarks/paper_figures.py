@@ -187,7 +187,7 @@ EXPERIMENTS = (
     Experiment(
         "local_batches",
         "local_batches",
-        ("federation.local_steps=1,5,20", MODEL),
+        ("federation.local_steps=1,5", MODEL),
         f"{CONVERGENCE} --x local_steps",
     ),
 )
