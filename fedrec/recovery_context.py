@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedrec.engine import Engine
     from fedrec.recovery import Recovery
 
-__all__ = ["recovery_context", "require_cooperation"]
+__all__ = ["help_from_attackers", "recovery_context", "require_cooperation"]
 
 _FLOAT_BYTES = 4
 
@@ -168,10 +168,15 @@ def require_cooperation(recovery: Recovery) -> None:
         )
     hostile = sorted(exclude.intersection(recovery.federation.malicious))
     if recovery.attack is not None and hostile:
-        raise ConfigurationError(
-            f"{name} asks the excluded clients for help, but {hostile[:10]} are malicious and "
-            "would send what they want. HINT: use a recoverer that leaves them alone."
-        )
+        raise ConfigurationError(help_from_attackers(name, hostile))
+
+
+def help_from_attackers(name: str, hostile: Sequence[str]) -> str:
+    """Say why a method that asks excluded clients is refused if they are malicious."""
+    return (
+        f"{name} asks the excluded clients for help, but {hostile[:10]} are malicious and would "
+        "send what they want. HINT: use a recoverer that leaves them alone."
+    )
 
 
 def _simulated(engine: Engine, ctx: RoundContext, client_ids: Sequence[str]) -> CohortUpdates:

@@ -12,6 +12,7 @@ from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import ClientSampler, draw_malicious, fake_ids
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recoverers.base import Recoverer
+from fedrec.recovery_context import help_from_attackers
 
 if TYPE_CHECKING:
     from fedrec.recipe.schema import Parts
@@ -53,12 +54,7 @@ def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> 
             continue
         hostile = _hostile(parts, malicious) if recoverer.needs_excluded_client else []
         if hostile:
-            make.mistake(
-                key,
-                f"{type(recoverer).__name__} asks the excluded clients for help, but "
-                f"{hostile[:10]} are malicious and would send what they want. HINT: use a "
-                "recoverer that leaves them alone.",
-            )
+            make.mistake(key, help_from_attackers(type(recoverer).__name__, hostile))
         try:
             remark = None if max_rounds is None else recoverer.check_plan(max_rounds, samples)
         except ConfigurationError as error:
