@@ -130,6 +130,10 @@ class CostLedger:
         pairs = rows[:, 0] * (rows[:, 1].max(initial=0) + 1) + rows[:, 1]
         return rows[np.unique(pairs, return_index=True)[1]]
 
+    def _counted(self) -> NDArray[np.bool_]:
+        """Return which clients count in the ACP: those that would compute in some round."""
+        return np.array(list(self.num_rounds.values()), dtype=np.int64) > 0
+
     def cp(self) -> dict[str, float]:
         """Return each client's cost-saving percentage; clients with $T_i = 0$ are left out."""
         asked = np.bincount(self._first_requests()[:, 0], minlength=len(self.num_rounds)).tolist()
@@ -151,7 +155,7 @@ class CostLedger:
         reasons is the mean of $T_{r,i}$ over the clients that count in the ACP.
         """
         first = self._first_requests()
-        counted = np.array(list(self.num_rounds.values()), dtype=np.int64) > 0
+        counted = self._counted()
         counts = np.bincount(first[counted[first[:, 0]], 2], minlength=len(REASONS))
         num_clients = max(int(counted.sum()), 1)
         return {r: count / num_clients for r, count in zip(REASONS, counts.tolist(), strict=True)}
@@ -159,7 +163,7 @@ class CostLedger:
     def mean_local_steps(self) -> float:
         """Return the mini-batch steps of a client, on average over those that count in the ACP."""
         rows = self._table()
-        counted = np.array(list(self.num_rounds.values()), dtype=np.int64) > 0
+        counted = self._counted()
         steps = int(rows[counted[rows[:, 0]], 3].sum())
         return steps / max(int(counted.sum()), 1)
 

@@ -48,6 +48,7 @@ class PaperBuffer:
         alone: bool,
     ) -> None:
         """Add the newest differences; see `PairedBuffer.push`."""
+        # A round in which all were asked one by one is one in which all were asked.
         if not alone or len(rows) == len(self.delta_g):
             self.delta_w = torch.cat([self.delta_w[1:], delta_w[None]])
             self.count_w += 1
