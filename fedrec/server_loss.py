@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.clients.local import capture_logs, take, training_step
+from fedrec.clients.batches import take
+from fedrec.clients.local import capture_logs, training_step
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
 from fedrec.server_training import server_client

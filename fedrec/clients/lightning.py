@@ -13,14 +13,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fedrec._checks import check_float, check_int
 from fedrec.clients.base import Client
+from fedrec.clients.batches import batch_indices, take
 from fedrec.clients.local import (
     as_number,
-    batch_indices,
     capture_logs,
     gradients_of,
     random_numbers,
     scaled,
-    take,
 )
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.exceptions import ConfigurationError, expected

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import TensorDataset
 
+from fedrec.clients.batches import take
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import random_numbers, take
+from fedrec.clients.local import random_numbers
 from fedrec.types import RoundContext
 
 __all__ = ["ClientData"]

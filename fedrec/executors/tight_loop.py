@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedrec.clients.batches import take
 from fedrec.clients.local import (
     LogMeans,
     capture_logs,
@@ -12,7 +13,6 @@ from fedrec.clients.local import (
     gradients_of,
     scaled,
     seed_torch,
-    take,
 )
 from fedrec.executors.cohort import Cohort
 
