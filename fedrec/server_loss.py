@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.batches import take
-from fedrec.clients.local import capture_logs, training_step
+from fedrec.clients.local import batch_of, capture_logs, random_numbers, training_step
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
 from fedrec.server_training import server_client

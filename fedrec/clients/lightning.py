@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from fedrec._checks import check_float, check_int
 from fedrec.clients.base import Client
-from fedrec.clients.batches import batch_indices, take
-from fedrec.clients.local import (
-    as_number,
-    capture_logs,
-    gradients_of,
-    random_numbers,
-    scaled,
-)
+from fedrec.clients.batches import batch_indices
+from fedrec.clients.fit import LocalFit
+from fedrec.clients.hooks import lightning_class, unwrapped
+from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.clients.state import ModuleState
+from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
 
@@ -76,12 +74,26 @@ class LightningClient(Client):
         local_epochs: int | None = None,
         local_lr: float | None = None,
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise ConfigurationError(expected("module", "a LightningModule", type(module).__name__))
+        module = unwrapped(module)
+        base = lightning_class(module)
+        if base is None:
+            raise ConfigurationError(
+                expected(
+                    "module",
+                    "a LightningModule with `training_step` and `configure_optimizers`",
+                    type(module).__name__,
+                    hint="derive it from `pytorch_lightning.LightningModule`.",
+                )
+            )
         for method in ("training_step", "configure_optimizers"):
-            if not callable(getattr(module, method, None)):
+            if getattr(type(module), method) is getattr(base, method):
                 raise ConfigurationError(
-                    expected("module", f"a LightningModule with `{method}`", type(module).__name__)
+                    expected(
+                        "module",
+                        f"a LightningModule with `{method}`",
+                        type(module).__name__,
+                        hint=f"write `{method}`.",
+                    )
                 )
         if batch_size is not None:
             check_int("batch_size", batch_size, minimum=1)
@@ -171,47 +183,49 @@ class LightningClient(Client):
         epochs = self._amount(ctx)[1]
         return epochs is not None and (step + 1) % (num_steps // epochs) == 0
 
+    def trainer(self, module: Any = None, ctx: RoundContext | None = None) -> LocalTrainer:
+        """Return what `self.trainer` is in local training.
+
+        Args:
+            module: Another module than the client's, or `None`.
+            ctx: The round; `None` for a usual one, on the CPU.
+        """
+        if ctx is None:
+            ctx = _NO_ROUND
+        epochs = self._amount(ctx)[1] or 1
+        return LocalTrainer(
+            self.module if module is None else module,
+            max_epochs=epochs,
+            num_training_batches=self.num_local_steps(ctx) // epochs,
+            device=ctx.device,
+            autocast=ctx.autocast,
+        )
+
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
         """Train from the global weights; see the class for what is returned."""
-        module: Any = self.module
-        layout = ctx.layout
+        module, layout, batches = self.module, ctx.layout, self.batches(ctx)
         layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
-        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        batches = self.batches(ctx)
-        update = torch.zeros_like(global_weights)
-        lr = None if ctx.work is None else ctx.work.lr
-        objective = None if ctx.work is None else ctx.work.objective
-        with (
-            random_numbers(ctx, self.client_id),
-            capture_logs(module, len(batches)) as logs,
-            torch.enable_grad(),
-        ):
-            optimizer = LocalOptimizer(module, self.local_lr, lr)
-            direct = len(batches) == 1 and optimizer.is_plain_sgd and objective is None
-            if not direct:
-                optimizer.adopt(parameters)
-            for step, indices in enumerate(batches):
-                batch = take(self.dataset, indices, ctx.device)
-                gradients = gradients_of(module, parameters, batch, step, ctx, objective)
-                if gradients is None:
-                    continue
-                if direct:
-                    layout.flatten_dict(scaled(gradients, optimizer.gradient_scale()), update)
-                    break
-                ends_epoch = self.ends_epoch(step, len(batches), ctx)
-                new = optimizer.step(gradients, ends_epoch, objective)
-                with torch.no_grad():
-                    for name, parameter in parameters.items():
-                        parameter.copy_(new[name])
-                if objective is not None and objective.is_done(module, batch):
-                    break
-        if not direct:
-            layout.flatten_dict(optimizer.total, update)
+        work = ctx.work
+        trainer = self.trainer(ctx=ctx)
+        state = ModuleState(module)
+        try:
+            with (
+                random_numbers(ctx, self.client_id),
+                trainer.attached() as logs,
+                torch.enable_grad(),
+            ):
+                optimizer = LocalOptimizer(module, self.local_lr, None if work is None else work.lr)
+                objective = None if work is None else work.objective
+                fit = LocalFit(trainer, optimizer, self.dataset, ctx, objective)
+                total = fit.run(batches, layout.unflatten(global_weights))
+            update = layout.flatten_dict(total, torch.empty_like(global_weights))
+            metrics = {name: as_number(value, name) for name, value in logs.items()}
+            buffers = layout.buffers(module) if ctx.buffers is not None else None
+        finally:
+            clear_gradients(module)
+            state.restore()
         return ClientUpdate(
-            update=update,
-            num_samples=self.num_samples,
-            metrics={name: as_number(value) for name, value in logs.items()},
-            buffers=layout.buffers(module) if ctx.buffers is not None else None,
+            update=update, num_samples=self.num_samples, metrics=metrics, buffers=buffers
         )
