@@ -225,6 +225,16 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Number of classes: one more than the largest label."""
         return 1 + max(int(dataset.tensors[1].max()) for dataset in self._datasets)
 
+    @property
+    def client_batch_size(self) -> int | None:
+        """Batch size of clients where no other is asked for; `None` for the full batch."""
+        return None
+
+    @property
+    def client_drop_last(self) -> bool:
+        """Whether clients leave out a smaller last batch where nothing else is asked for."""
+        return False
+
     def client_datasets(self) -> dict[str, TensorDataset]:
         """Return every client's training data, by client id, in order."""
         return dict(self._clients)
