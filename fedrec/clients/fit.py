@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
+from fedrec.clients.batches import failures_explained
 from fedrec.clients.hooks import call, is_overridden, run
 from fedrec.clients.local import batch_of, clear_gradients, gradients_in, loss_of, output_of, scaled
 from fedrec.clients.optimizer import LocalOptimizer
@@ -18,6 +18,7 @@ from fedrec.exceptions import ConfigurationError
 from fedrec.types import RoundContext
 
 if TYPE_CHECKING:
+    from fedrec.clients.lightning import LightningClient
     from fedrec.clients.objective import LocalObjective
 
 __all__ = ["LocalFit"]
@@ -37,22 +38,22 @@ class LocalFit:
     """What `Trainer.fit` does, for one client in one round.
 
     Args:
+        client: Who trains.
         trainer: The module's trainer, attached to it.
         optimizer: Its optimisers.
-        dataset: What batches are read from.
         ctx: The round.
         objective: What to strive for in place of the module's own loss.
     """
 
     def __init__(
         self,
+        client: LightningClient,
         trainer: LocalTrainer,
         optimizer: LocalOptimizer,
-        dataset: Dataset[Any],
         ctx: RoundContext,
         objective: LocalObjective | None,
     ) -> None:
-        self.trainer, self.optimizer, self.dataset = trainer, optimizer, dataset
+        self.client, self.trainer, self.optimizer = client, trainer, optimizer
         self.ctx, self.objective = ctx, objective
         self.module: Any = trainer.lightning_module
         self.automatic = bool(getattr(self.module, "automatic_optimization", True))
@@ -140,12 +141,14 @@ class LocalFit:
     def _batch(self, step: int, indices: np.ndarray) -> bool:
         """Train on one batch; `False` skips the rest of the epoch."""
         trainer, module = self.trainer, self.module
-        batch = batch_of(module, self.dataset, indices, self.ctx.device)
+        batch = batch_of(self.client, module, indices, self.ctx.device)
         trainer._logged.start_batch(batch)
         goes_on = call(module, "on_train_batch_start", batch, step) != -1
         outputs: Any = {}
         if goes_on:
-            outputs = self._automatic(batch, step) if self.automatic else self._manual(batch, step)
+            train = self._automatic if self.automatic else self._manual
+            with failures_explained(self.client.client_id, module, batch, indices):
+                outputs = train(batch, step)
         self._step_schedulers("step", step, plateau=False)
         if trainer.is_last_batch or not goes_on:
             self._step_schedulers("epoch", trainer.current_epoch, plateau=False)
@@ -177,7 +180,7 @@ class LocalFit:
         optimizer = self.optimizer.optimizer
         outputs: dict[str, Any] | None = None
 
-        @torch.enable_grad()  # type: ignore[untyped-decorator]
+        @torch.enable_grad()
         def closure() -> Tensor | None:
             nonlocal outputs
             output = self._forward(batch, step)

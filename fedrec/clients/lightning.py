@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from fedrec._checks import check_float, check_int
+from fedrec._checks import check_bool, check_float, check_int
 from fedrec.clients.base import Client
-from fedrec.clients.batches import batch_indices
+from fedrec.clients.batches import (
+    CollateFn,
+    batch_indices,
+    collate_name,
+    num_batches,
+    take,
+)
 from fedrec.clients.fit import LocalFit
 from fedrec.clients.hooks import lightning_class, unwrapped
 from fedrec.clients.local import clear_gradients, random_numbers
@@ -39,7 +46,8 @@ class LightningClient(Client):
 
     The batches of a round, and whatever torch draws during training (dropout, augmentation), are a
     function of (seed, round, client), so a recovery replays those of the recording. As in
-    Lightning, the module trains in the `train` or `eval` mode it was handed over in.
+    Lightning, the module trains in the `train` or `eval` mode it was handed over in. Batches are
+    what a DataLoader makes of the samples, named tuples and dicts included, moved to the device.
 
     Args:
         client_id: Unique name.
@@ -51,6 +59,12 @@ class LightningClient(Client):
         local_steps: Mini-batch steps per round, at least 1.
         local_epochs: Passes over the data per round instead of `local_steps`.
         local_lr: What to divide by, see above; `None` for the optimiser's one learning rate.
+        drop_last: With `local_epochs`, leave out the last batch of a pass where it is smaller than
+            the others. A client with fewer samples than `batch_size` trains on the full batch all
+            the same.
+        collate_fn: Makes a batch of a list of samples, as in a DataLoader; `None` for torch's
+            `default_collate`. It must not depend on anything but the samples and what it draws
+            from torch.
 
     Raises:
         ConfigurationError: If an argument is out of range or the module lacks a method.
@@ -73,6 +87,8 @@ class LightningClient(Client):
         local_steps: int | None = None,
         local_epochs: int | None = None,
         local_lr: float | None = None,
+        drop_last: bool = False,
+        collate_fn: CollateFn | None = None,
     ) -> None:
         module = unwrapped(module)
         base = lightning_class(module)
@@ -113,6 +129,9 @@ class LightningClient(Client):
             check_int("local_epochs", local_epochs, minimum=1)
         if local_lr is not None:
             check_float("local_lr", local_lr, minimum=0, open_minimum=True)
+        check_bool("drop_last", drop_last)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigurationError(expected("collate_fn", "a function or None", collate_fn))
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ConfigurationError(
                 expected(
@@ -134,6 +153,8 @@ class LightningClient(Client):
         self.local_steps = local_steps
         self.local_epochs = local_epochs
         self.local_lr = local_lr
+        self.drop_last = drop_last
+        self.collate_fn = collate_fn
 
     def with_dataset(self, dataset: Dataset[Any]) -> Self:
         """Return the same client with other data; `num_samples`, its weight, stays."""
@@ -162,43 +183,56 @@ class LightningClient(Client):
             batch_size=batch_size,
             local_steps=steps,
             local_epochs=epochs,
+            drop_last=self.drop_last,
             purpose="batch" if ctx.batch_policy == "replay" else "batch-fresh",
         )
 
     def training_args(self) -> dict[str, Any]:
         """Return the arguments of local training by name."""
-        names = ("batch_size", "local_steps", "local_epochs", "local_lr")
-        return {name: getattr(self, name) for name in names}
+        names = ("batch_size", "local_steps", "local_epochs", "local_lr", "drop_last")
+        arguments = {name: getattr(self, name) for name in names}
+        return {**arguments, "collate_fn": collate_name(self.collate_fn)}
+
+    def read(self, indices: np.ndarray, device: torch.device) -> Any:
+        """Return samples of the client as a batch.
+
+        Args:
+            indices: Which of them.
+            device: Where they are needed.
+        """
+        return take(self.dataset, indices, device, self.collate_fn, f"client {self.client_id!r}")
 
     def num_local_steps(self, ctx: RoundContext) -> int:
         """Return the number of mini-batches of this round."""
         steps, epochs, batch_size = self._amount(ctx)
-        if epochs is None:
-            return steps or 1
-        size = len(self.dataset)
-        return epochs * math.ceil(size / min(batch_size or size, size))
+        return num_batches(
+            num_samples=len(self.dataset),
+            batch_size=batch_size,
+            local_steps=steps,
+            local_epochs=epochs,
+            drop_last=self.drop_last,
+        )
 
     def ends_epoch(self, step: int, num_steps: int, ctx: RoundContext) -> bool:
         """Whether local step `step` of `num_steps` is the last of a pass over the data."""
         epochs = self._amount(ctx)[1]
         return epochs is not None and (step + 1) % (num_steps // epochs) == 0
 
-    def trainer(self, module: Any = None, ctx: RoundContext | None = None) -> LocalTrainer:
-        """Return what `self.trainer` is in local training.
+    def local_trainer(self, module: Any, ctx: RoundContext | None = None) -> LocalTrainer:
+        """Return what `self.trainer` is to a module in local training.
 
         Args:
-            module: Another module than the client's, or `None`.
-            ctx: The round; `None` for a usual one, on the CPU.
+            module: The client's module, or one like it.
+            ctx: The round; `None` for any usual one, on the CPU.
         """
-        if ctx is None:
-            ctx = _NO_ROUND
-        epochs = self._amount(ctx)[1] or 1
+        work: Any = SimpleNamespace(work=None) if ctx is None else ctx
+        epochs = self._amount(work)[1] or 1
         return LocalTrainer(
-            self.module if module is None else module,
+            module,
             max_epochs=epochs,
-            num_training_batches=self.num_local_steps(ctx) // epochs,
-            device=ctx.device,
-            autocast=ctx.autocast,
+            num_training_batches=self.num_local_steps(work) // epochs,
+            device=None if ctx is None else ctx.device,
+            autocast=nullcontext if ctx is None else ctx.autocast,
         )
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
@@ -208,7 +242,7 @@ class LightningClient(Client):
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
         work = ctx.work
-        trainer = self.trainer(ctx=ctx)
+        trainer = self.local_trainer(module, ctx)
         state = ModuleState(module)
         try:
             with (
@@ -218,7 +252,7 @@ class LightningClient(Client):
             ):
                 optimizer = LocalOptimizer(module, self.local_lr, None if work is None else work.lr)
                 objective = None if work is None else work.objective
-                fit = LocalFit(trainer, optimizer, self.dataset, ctx, objective)
+                fit = LocalFit(self, trainer, optimizer, ctx, objective)
                 total = fit.run(batches, layout.unflatten(global_weights))
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}

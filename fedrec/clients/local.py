@@ -8,18 +8,20 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrec.clients.batches import take
 from fedrec.clients.hooks import is_overridden, run
 from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError
 from fedrec.random import key
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.clients.lightning import LightningClient
 
 __all__ = [
     "LogMeans",
@@ -52,11 +54,13 @@ def output_of(module: Any, batch: Any, step: int) -> Any:
     return module.training_step(batch, step) if positional > 1 else module.training_step(batch)
 
 
-def batch_of(module: Any, dataset: Any, indices: np.ndarray, device: torch.device) -> Any:
+def batch_of(
+    client: LightningClient, module: Any, indices: np.ndarray, device: torch.device
+) -> Any:
     """Return the batch of these samples on the device, as the module's hooks make of it."""
     if not any(is_overridden(module, hook) for hook in _TRANSFERS):
-        return take(dataset, indices, device)
-    batch = take(dataset, indices, torch.device("cpu"))
+        return client.read(indices, device)
+    batch = client.read(indices, torch.device("cpu"))
     if is_overridden(module, "on_before_batch_transfer"):
         batch = run(module, "on_before_batch_transfer", batch, 0)
     batch = run(module, "transfer_batch_to_device", batch, device, 0)
@@ -152,7 +156,7 @@ def gradients_of(
         loss = training_step(module, batch, step)
     if loss is None:
         return None
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     gradients = gradients_in(parameters)
     clear_gradients(module)
     return gradients

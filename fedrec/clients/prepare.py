@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from fedrec.clients.hooks import call, check_hooks, lightning_class
@@ -38,7 +37,7 @@ def prepare(module: Any, client: LightningClient | None = None) -> None:
     if client is not None:
         check_hooks(module)
         warn_of_unknown_attributes(module)
-        trainer = client.trainer()
+        trainer = client.local_trainer(module)
     with trainer.attached():
         call(module, "prepare_data")
         call(module, "setup", "fit")
@@ -55,8 +54,8 @@ def _materialize(module: Any, client: LightningClient) -> None:
     """Give lazy layers the shapes that a batch of the client's data gives those of a copy."""
     copied = copy.deepcopy(module).eval()
     size = min(client.batch_size or client.num_samples, client.num_samples)
-    with client.trainer(copied).attached(), torch.no_grad():
-        batch = batch_of(copied, client.dataset, np.arange(size), torch.device("cpu"))
+    with client.local_trainer(copied).attached(), torch.no_grad():
+        batch = batch_of(client, copied, np.arange(size), torch.device("cpu"))
         try:
             output_of(copied, batch, 0)
         except Exception as error:
@@ -77,13 +76,17 @@ def _materialize(module: Any, client: LightningClient) -> None:
                 tensor.materialize(made[name].shape)
                 tensor.copy_(made[name])
     for layer, done in zip(module.modules(), copied.modules(), strict=True):
-        if isinstance(layer, LazyModuleMixin) and type(layer) is not type(done):
-            hooks: Any = layer
-            for hook in ("_initialize_hook", "_load_hook"):
-                getattr(hooks, hook).remove()
-                delattr(hooks, hook)
-            layer.__class__ = type(done)
-            plain = (bool, int, float, str, tuple)  # sizes, as `in_features`
-            mode = layer.training
-            vars(layer).update({k: v for k, v in vars(done).items() if isinstance(v, plain)})
-            layer.training = mode
+        if type(layer) is not type(done):
+            _become(layer, done)
+
+
+def _become(layer: Any, done: nn.Module) -> None:
+    """Make a lazy layer, whose tensors have their shapes, the layer it stands for."""
+    layer._initialize_hook.remove()
+    layer._load_hook.remove()
+    del layer._initialize_hook, layer._load_hook
+    mode = layer.training
+    layer.__class__ = type(done)
+    plain = (bool, int, float, str, tuple)  # sizes, as `in_features`
+    vars(layer).update({k: v for k, v in vars(done).items() if isinstance(v, plain)})
+    layer.training = mode

@@ -29,7 +29,6 @@ from fedrec.exceptions import (
     ConfigurationError,
     FedrecWarning,
     TrainerAttributeError,
-    expected,
 )
 
 __all__ = ["LocalTrainer", "unknown_attributes", "warn_of_unknown_attributes"]
@@ -170,7 +169,7 @@ class LocalTrainer:
         takes_log = not is_overridden(self.lightning_module, "log")
         log: Any = self._logged.log
         if own.get("_compiler_ctx") is not None:
-            log = torch.compiler.disable(log)  # type: ignore[no-untyped-call]
+            log = torch.compiler.disable(log)
         for part in parts:
             part["_trainer"] = self
             if takes_log:
@@ -192,7 +191,9 @@ class _Precision:
 
     precision = "32-true"
 
-    def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, algorithm: str = "norm") -> None:
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float = 0.0, algorithm: str = "norm"
+    ) -> None:
         if clip_val <= 0:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -238,7 +239,7 @@ class _Strategy:
         if is_overridden(module, "backward"):
             run(module, "backward", loss, *args, **kwargs)
         else:
-            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            loss.backward(*args, **kwargs)
         call(module, "on_after_backward")
         return loss.detach()
 
@@ -354,8 +355,11 @@ class _Logged:
         self._entries.clear()
 
     def _batch_size(self) -> int:
-        sizes = [leaf.shape[0] for leaf in tree_leaves(self.batch) if isinstance(leaf, Tensor)
-                 and leaf.ndim]
+        sizes = [
+            leaf.shape[0]
+            for leaf in tree_leaves(self.batch)
+            if isinstance(leaf, Tensor) and leaf.ndim
+        ]
         return sizes[0] if sizes else 1
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedrec._checks import check_float, check_int
+from fedrec.clients.hooks import check_datamodule
 from fedrec.data.draw import draw_samples
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.data.partitioners.iid import IIDPartitioner
@@ -225,6 +226,16 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Number of classes: one more than the largest label."""
         return 1 + max(int(dataset.tensors[1].max()) for dataset in self._datasets)
 
+    @property
+    def client_batch_size(self) -> int | None:
+        """Batch size of clients where no other is asked for; `None` for the full batch."""
+        return None
+
+    @property
+    def client_drop_last(self) -> bool:
+        """Whether clients leave out a smaller last batch where nothing else is asked for."""
+        return False
+
     def client_datasets(self) -> dict[str, TensorDataset]:
         """Return every client's training data, by client id, in order."""
         return dict(self._clients)
@@ -275,6 +286,7 @@ class _FromDataModule(FederatedDataModule):
         needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
         if not all(callable(getattr(datamodule, name, None)) for name in needed):
             raise ConfigurationError(expected("datamodule", "a LightningDataModule", datamodule))
+        check_datamodule(datamodule)
         self.datamodule = datamodule
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrec.clients.local import LogMeans
+from fedrec.executors.batches import CannotJoinError
 from fedrec.executors.cohort import Cohort, Train
 from fedrec.executors.grouped import (
     CannotGroupError,
@@ -117,7 +118,7 @@ class _Trial:
                 refuse_shared_parameters(self.cohort.module)
                 train = partial(train_grouped, watch=watch)
             updates, metrics = _run(train, self.cohort)
-        except CannotGroupError as error:
+        except (CannotGroupError, CannotJoinError) as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
             # An address in a message would make another plan of it in the next process.

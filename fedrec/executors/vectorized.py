@@ -17,7 +17,7 @@ from fedrec.clients.local import LogMeans, capture_logs
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
-from fedrec.executors.batches import ClientData
+from fedrec.executors.batches import CannotJoinError, ClientData
 from fedrec.executors.choice import PATHS, Choice, choose
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
@@ -149,7 +149,10 @@ class VectorizedExecutor(Executor):
         logs = LogMeans()
         for direct, rows in kinds.items():
             choice = self._choices[direct]
-            cohort.train(PATHS[choice.path], choice.chunk_size, rows, updates, logs)
+            try:
+                cohort.train(PATHS[choice.path], choice.chunk_size, rows, updates, logs)
+            except CannotJoinError:  # of samples that differ in length, say, in this round alone
+                return self._sequential.compute(clients, global_weights, ctx)
         return CohortUpdates(
             client_ids=tuple(c.client_id for c in clients),
             updates=updates,

@@ -258,6 +258,7 @@ _LOGGER = bool | Logger | list[Logger]
 _FEDERATION = {
     "data": "",
     "module": "",
+    "collate_fn": "a function is given in Python; let the data set of a recipe make samples alike.",
     "server_data": "`data` puts samples aside for the server with `server_samples`.",
 }
 _RECORD = {
@@ -286,6 +287,7 @@ def _check_federation(
     fake_clients: Any = 0,
     buffers: Any = "refuse",
     seed: Any = 0,
+    drop_last: Any = None,
     **training: Any,
 ) -> None:
     """Check what `Federation.from_data` would, without any data."""
@@ -297,6 +299,7 @@ def _check_federation(
     check_int("seed", seed, minimum=0)
     check_choice("buffers", buffers, ("refuse", "average"))
     if isinstance(model, pl.LightningModule):
+        training["drop_last"] = False if drop_last is None else drop_last
         LightningClient("client", model, [None], **training)  # type: ignore[arg-type]
 
 
