@@ -18,12 +18,12 @@ class Executor(ABC):
     """Computes the updates of a round's clients.
 
     Attributes:
-        fallback: Why it left its plan: `round`, from which on it computes otherwise, `reason`, and
+        departure: Why it left its plan: `round`, from which on it computes otherwise, `reason`, and
             where updates differed the `client` and by how much (`difference`). `None` while it
             keeps to the plan. A run that goes on takes it over.
     """
 
-    fallback: Mapping[str, Any] | None = None
+    departure: Mapping[str, Any] | None = None
 
     @abstractmethod
     def compute(

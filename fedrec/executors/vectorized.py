@@ -23,7 +23,7 @@ from fedrec.executors.batches import ClientData
 from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
-from fedrec.executors.watch import traceless
+from fedrec.executors.watch import refuse_hooks, traceless
 from fedrec.parameters import keeps_running_statistics
 from fedrec.random import reused_generator
 from fedrec.types import CohortUpdates, RoundContext
@@ -74,7 +74,7 @@ class VectorizedExecutor(Executor):
     drawn by seed, is computed sequentially as well. Where a path is refused in a later round, or an
     update differs, the round is computed again sequentially, and so are all that follow. A warning
     says so once, and `RunResult.execution`, the round records of the history and the results keep
-    it as `fallback`.
+    it as `departure`.
 
     Args:
         path: `"auto"` for the rule, or one of the paths, to take it unless it is refused.
@@ -119,7 +119,7 @@ class VectorizedExecutor(Executor):
         self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
     ) -> dict[str, Any]:
         """Choose the path by the rule in the class description."""
-        self._data, self._choices, self.fallback = None, {}, None
+        self._data, self._choices, self.departure = None, {}, None
         reason = _why_sequential(clients)
         if reason is not None or self.path == "sequential":
             self._choices[False] = Choice("sequential", refusals=(reason,) if reason else ())
@@ -164,18 +164,18 @@ class VectorizedExecutor(Executor):
             self.plan(clients, global_weights, ctx)
         # Of other work than usual only the number of steps is understood below.
         usual = ctx.work is None or ctx.work.is_as_usual
-        if self._data is None or not usual or self.fallback is not None:
+        if self._data is None or not usual or self.departure is not None:
             return self._sequential.compute(clients, global_weights, ctx)
         try:
             sent = self._compute_together(self._data, clients, global_weights, ctx)
         except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
-            return self._go_on_sequentially(clients, global_weights, ctx, reason=reason_of(error))
+            return self._depart(clients, global_weights, ctx, reason=reason_of(error))
         if sent is None:
             return self._sequential.compute(clients, global_weights, ctx)
         disagreement = self._audit(clients, sent.updates, global_weights, ctx)
         if disagreement is None:
             return sent
-        return self._go_on_sequentially(clients, global_weights, ctx, **disagreement)
+        return self._depart(clients, global_weights, ctx, **disagreement)
 
     def _compute_together(
         self,
@@ -198,6 +198,8 @@ class VectorizedExecutor(Executor):
         logs = LogMeans()
         if self._state.has_changed:  # between rounds, by a callback for instance
             self._state = ModuleState(cohort.module)
+            if any(self._choices[direct].path != "loop" for direct in kinds):
+                refuse_hooks(cohort.module)
         with traceless(self._state):
             for direct, rows in kinds.items():
                 choice = self._choices[direct]
@@ -255,7 +257,7 @@ class VectorizedExecutor(Executor):
             return 0.0 if torch.equal(update.isfinite(), alone.updates[0].isfinite()) else math.inf
         return float(distance / size) if float(distance) else 0.0
 
-    def _go_on_sequentially(
+    def _depart(
         self,
         clients: Sequence[Client],
         global_weights: Tensor,
@@ -267,11 +269,11 @@ class VectorizedExecutor(Executor):
     ) -> CohortUpdates:
         """Compute a round again, one client after another; all later rounds will be so, too."""
         sent = self._sequential.compute(clients, global_weights, ctx)
-        self.fallback = {
+        self.departure = {
             "round": ctx.round,
             "reason": reason,
             "client": client,
-            "difference": difference,
+            "difference": difference if difference is None or difference < math.inf else None,
         }
         where = "" if client is None else f" (client {client!r} by {difference:.2g} of its size)"
         warnings.warn(
