@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedrec.exceptions import ConfigurationError, FedrecWarning
+
+if TYPE_CHECKING:
+    from fedrec.clients.trainer import LocalTrainer
 
 __all__ = [
     "CALLED",
@@ -217,13 +220,19 @@ def check_datamodule(datamodule: object) -> None:
             )
 
 
-def needs_sequential(module: Any) -> str | None:
+def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | None:
     """Say why clients with this module can only be trained one by one, or `None`.
 
     That is so where something happens between the batches of a client that training many clients
     at once leaves out.
+
+    Args:
+        module: The LightningModule that they train; it is left as it was.
+        trainer: What its `configure_optimizers` sees as `self.trainer`; `None` for one of a single
+            batch.
     """
     from fedrec.clients.optimizer import LocalOptimizer
+    from fedrec.clients.state import ModuleState
     from fedrec.clients.trainer import LocalTrainer
 
     name = type(module).__name__
@@ -234,8 +243,10 @@ def needs_sequential(module: Any) -> str | None:
         return f"{name} uses manual optimization"
     if vars(module).get("_compiler_ctx") is not None:
         return f"{name} is compiled"
-    with LocalTrainer(module).attached():
+    state = ModuleState(module)
+    with (trainer or LocalTrainer(module)).attached():
         optimizer = LocalOptimizer(module, local_lr=1.0)
+    state.restore()
     if len(optimizer.optimizers) > 1:
         return f"{name} has several optimizers"
     if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in optimizer.schedulers):

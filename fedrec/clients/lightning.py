@@ -213,11 +213,6 @@ class LightningClient(Client):
             drop_last=self.drop_last,
         )
 
-    def ends_epoch(self, step: int, num_steps: int, ctx: RoundContext) -> bool:
-        """Whether local step `step` of `num_steps` is the last of a pass over the data."""
-        epochs = self._amount(ctx)[1]
-        return epochs is not None and (step + 1) % (num_steps // epochs) == 0
-
     def local_trainer(self, module: Any, ctx: RoundContext | None = None) -> LocalTrainer:
         """Return what `self.trainer` is to a module in local training.
 

@@ -153,6 +153,17 @@ class LocalTrainer:
         """Print: there is one process."""
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
 
+    def begin(self, step: int) -> int:
+        """Set the counters to local step `step`, each with an optimiser's step.
+
+        Returns:
+            The index of its batch in the epoch.
+        """
+        size = self.num_training_batches
+        self.global_step, self.current_epoch = step, step // size
+        self.is_last_batch = (step + 1) % size == 0
+        return step % size
+
     @contextmanager
     def attached(self) -> Iterator[dict[str, Any]]:
         """Be the trainer of the module and of the LightningModules in it.
