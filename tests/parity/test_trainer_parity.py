@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -74,9 +74,7 @@ case("plain")(Net)
 
 
 def with_optimizer(name: str, make: Callable[[Any], Any], **local: Any) -> None:
-    case(name, **local)(
-        lambda: type("Optimized", (Net,), {"configure_optimizers": lambda self: make(self)})()
-    )
+    case(name, **local)(type("Optimized", (Net,), {"configure_optimizers": make}))
 
 
 def sgd(net: Any, **kwargs: Any) -> torch.optim.Optimizer:
@@ -128,7 +126,7 @@ with_optimizer(
 class Plateau(Net):
     """The rate falls after the first epoch that is no better: each is worse by what is logged."""
 
-    config: dict[str, Any] = {}
+    config: ClassVar[dict[str, Any]] = {}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("worse", float(self.global_step), on_epoch=True)
@@ -154,7 +152,7 @@ class PlateauOfMean(Plateau):
 
 @case()
 class PlateauInSteps(Plateau):
-    config = {"interval": "step"}
+    config: ClassVar[dict[str, Any]] = {"interval": "step"}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("worse", float(self.global_step))
