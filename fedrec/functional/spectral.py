@@ -11,6 +11,9 @@ from fedrec.functional.order_statistics import coordinate_median
 
 __all__ = ["caf_shares", "covariance_bound_agnostic_filter", "spectral_scores"]
 
+# Squared projections that differ by less than this fraction of them are equal.
+_TIE = 1e-9
+
 
 def spectral_scores(updates: Tensor) -> Tensor:
     r"""Score every client by its squared projection on the top right singular direction.
@@ -51,8 +54,8 @@ def caf_shares(gram: Tensor, num_byzantine: int) -> Tensor:
     $$c_i \leftarrow c_i \left(1 - \frac{\tau_i}{\max_{c_j > 0} \tau_j}\right), \qquad
     \tau_i = \langle v, x_i - \mu_c \rangle^2$$
 
-    as long as $\sum_i c_i > m - 2f$. Every pass takes at least one client out, so there are at most
-    $2f$. Of all $c$ on the way, the one with the smallest largest eigenvalue counts.
+    as long as $\sum_i c_i > m - 2f$. Every pass takes at least one client out, and all
+    that are equal to it. Of all $c$ on the way, the one with the smallest largest eigenvalue counts.
 
     Args:
         gram: Inner products of the points, shape $(m, m)$, float64, see `gram_matrix`; best around
@@ -82,7 +85,9 @@ def caf_shares(gram: Tensor, num_byzantine: int) -> Tensor:
         largest = projections[weights > 0].max()
         if largest <= 0:  # all that are left are equal
             return best
-        weights = weights * (1 - projections / largest).clamp(min=0)
+        # Equal points go together. What rounding left of one would count as the farthest again.
+        left = 1 - projections / largest
+        weights = weights * torch.where(left > _TIE, left, 0.0)
         if weights.sum() <= m - 2 * num_byzantine:
             return best
 

@@ -216,6 +216,41 @@ def test_caf(m: int, f: int, d: int) -> None:
     np.testing.assert_allclose(run(CAF(num_byzantine=f), x), expected, rtol=1e-5, atol=1e-6)
 
 
+def caf_by_multiplicity(x: np.ndarray, f: int) -> np.ndarray:
+    """The same, with equal rows as one point that weighs as much as they do together."""
+    points, counts = np.unique(x, axis=0, return_counts=True)
+    c = np.ones(len(points))
+    smallest, best = math.inf, x.mean(axis=0)
+    while (c * counts).sum() > len(x) - 2 * f:
+        shares = c * counts / (c * counts).sum()
+        mu = shares @ points
+        # The right singular vectors are the eigenvectors of the covariance.
+        _, s, v = np.linalg.svd(np.sqrt(shares)[:, None] * (points - mu), full_matrices=False)
+        if s[0] ** 2 < smallest:
+            smallest, best = s[0] ** 2, mu
+        tau = ((points - mu) @ v[0]) ** 2
+        if tau[c > 0].max() < 1e-20 * (points**2).max():
+            break
+        c = np.where(c > 0, c * np.maximum(0, 1 - tau / tau[c > 0].max()), 0)
+    return best
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize("distance", [0.8, 3.0, 100.0])
+def test_caf_with_equal_attackers(distance: float, scale: float) -> None:
+    rng = np.random.default_rng(int(distance))
+    for _ in range(15):
+        m, d = int(rng.integers(6, 90)), int(rng.integers(1, 60))
+        f = int(rng.integers(1, (m + 1) // 2))
+        x = rng.normal(size=(m, d))
+        x[rng.permutation(m)[:f]] = distance * rng.normal(size=d)
+        x = (scale * (x + 2)).astype(np.float32)
+        expected = caf_by_multiplicity(x.astype(np.float64), f)
+        np.testing.assert_allclose(
+            run(CAF(num_byzantine=f), x), expected, atol=2e-6 * np.linalg.norm(expected), rtol=0
+        )
+
+
 MOVABLE = [
     Krum(num_byzantine=2),
     MultiKrum(num_byzantine=2),
