@@ -54,8 +54,8 @@ def caf_shares(gram: Tensor, num_byzantine: int) -> Tensor:
     $$c_i \leftarrow c_i \left(1 - \frac{\tau_i}{\max_{c_j > 0} \tau_j}\right), \qquad
     \tau_i = \langle v, x_i - \mu_c \rangle^2$$
 
-    as long as $\sum_i c_i > m - 2f$. Every pass takes at least one client out, and all
-    that are equal to it. Of all $c$ on the way, the one with the smallest largest eigenvalue counts.
+    as long as $\sum_i c_i > m - 2f$. Every pass takes at least one client out, and all that are
+    equal to it. Of all $c$ on the way, the one with the smallest largest eigenvalue counts.
 
     Args:
         gram: Inner products of the points, shape $(m, m)$, float64, see `gram_matrix`; best around
