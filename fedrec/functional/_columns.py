@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["inner_products", "standard_deviation", "wide_blocks", "wide_dtype"]
+__all__ = [
+    "inner_products",
+    "mean_around",
+    "standard_deviation",
+    "wide_blocks",
+    "wide_dtype",
+]
 
 # Columns widened to float64 at a time: 100 rows of them take 3 MB.
 _COLUMNS = 4096
@@ -46,6 +52,22 @@ def inner_products(updates: Tensor, vector: Tensor, center: Tensor | None = None
     for block, part in zip(wide_blocks(updates, center), wide_blocks(vector[None]), strict=True):
         total += block @ part[0]
     return total
+
+
+def mean_around(updates: Tensor, shares: Tensor, center: Tensor) -> Tensor:
+    r"""Compute $c + \sum_i a_i (g_i - c)$: far from the origin, the differences keep their digits.
+
+    Args:
+        updates: Shape $(m, d)$.
+        shares: $a_i$ with sum 1, shape $(m,)$.
+        center: $c$, shape $(d,)$.
+
+    Returns:
+        Shape $(d,)$, dtype and device of `updates`.
+    """
+    wide = shares.to(updates.device, wide_dtype(updates.device))
+    parts = [wide @ block for block in wide_blocks(updates, center)]
+    return (center + torch.cat(parts)).to(updates)
 
 
 def standard_deviation(updates: Tensor, mean: Tensor, correction: int = 0) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec.functional._columns import wide_dtype
+from fedrec.functional._columns import mean_around, wide_dtype
 from fedrec.functional.distances import gram_matrix
 from fedrec.functional.order_statistics import coordinate_median
 
@@ -110,5 +110,6 @@ def covariance_bound_agnostic_filter(updates: Tensor, num_byzantine: int) -> Ten
         >>> covariance_bound_agnostic_filter(torch.tensor([[0.0], [1.0], [2.0], [90.0]]), 1)
         tensor([1.0075])
     """
-    gram = gram_matrix(updates, center=coordinate_median(updates)).cpu().double()
-    return caf_shares(gram, num_byzantine).to(updates) @ updates
+    center = coordinate_median(updates)
+    gram = gram_matrix(updates, center).cpu().double()
+    return mean_around(updates, caf_shares(gram, num_byzantine), center)
