@@ -1,0 +1,326 @@
+"""What a module remembers besides its trainable parameters, and how to put it back."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["ModuleState"]
+
+# What is compared by value: an equal number that was computed anew is no change.
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+# What has no state of training, or one that is not the module's.
+_OPAQUE = (
+    *_VALUES,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    ModuleType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    Dataset,
+    DataLoader,
+    logging.Logger,
+    threading.Thread,
+    io.IOBase,
+)
+# Entries of a module that lead out of it.
+_LEADS_AWAY = ("_trainer", "_fabric")
+# Dictionaries of a module whose names say nothing to its author.
+_UNNAMED = ("_parameters", "_buffers", "_modules")
+# From so many numbers on, a tensor is compared by its version and a sample of its entries.
+_LARGE = 1 << 16
+_NUM_SAMPLED = 1024
+# Where a tensor keeps its hooks.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class ModuleState:
+    """All that a module remembers besides the values of its trainable parameters.
+
+    That is every attribute, buffer and frozen parameter of the module and of the objects it holds:
+    counters, lists, states of metrics, optimisers, random generators, modes, hooks. Local training
+    starts from it and leaves no trace but in what is sent, so that what a client computes does not
+    depend on who was asked before.
+
+    Data sets, data loaders and the trainer are not followed.
+
+    Args:
+        module: Any module; it is walked once, and its tensors are copied.
+
+    Examples:
+        >>> from torch import nn
+        >>> layer = nn.BatchNorm1d(1)
+        >>> layer.calls = []
+        >>> state = ModuleState(layer)
+        >>> layer.calls.append("one")
+        >>> _ = layer(torch.tensor([[1.0], [3.0]]))
+        >>> state.changes()
+        ['running_mean', 'running_var', 'num_batches_tracked', 'calls']
+        >>> state.restore()
+        >>> layer.calls, layer.running_mean
+        ([], tensor([0.]))
+        >>> state.changes()
+        []
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._seen: dict[int, object] = {}
+        self._parts: list[_Part] = []
+        self._walk(module, "")
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything has changed since."""
+        return any(part.has_changed() for part in self._parts)
+
+    def changes(self) -> list[str]:
+        """Return the dotted names of what has changed since."""
+        return [name for part in self._parts for name in part.changes()]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for part in self._parts:
+            part.restore()
+
+    def _walk(self, value: Any, name: str) -> None:
+        if isinstance(value, _OPAQUE) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            self._parts.append(_TensorPart(name, value, *_copy_of(value), hooks=_hooks_of(value)))
+        elif isinstance(value, np.ndarray):
+            self._parts.append(_ArrayPart(name, value, value.copy()))
+        elif type(value) in _GENERATORS:
+            get, put = _GENERATORS[type(value)]
+            self._parts.append(_GeneratorPart(name, value, get(value), put))
+        elif isinstance(value, dict):
+            self._parts.append(_DictPart(name, value, dict(value)))
+            for key, one in value.items():
+                self._walk(one, f"{name}[{key!r}]")
+        elif isinstance(value, list | deque):
+            self._parts.append(_ListPart(name, value, list(value)))
+            for i, one in enumerate(value):
+                self._walk(one, f"{name}[{i}]")
+        elif isinstance(value, set):
+            self._parts.append(_SetPart(name, value, set(value)))
+        elif isinstance(value, tuple):
+            for i, one in enumerate(value):
+                self._walk(one, f"{name}[{i}]")
+        elif hasattr(value, "__dict__"):
+            self._walk_attributes(value, name)
+
+    def _walk_attributes(self, value: Any, name: str) -> None:
+        attributes = vars(value)
+        self._seen[id(attributes)] = attributes
+        self._parts.append(_DictPart(name, attributes, dict(attributes), are_attributes=True))
+        for key, one in attributes.items():
+            if key in _LEADS_AWAY:
+                continue
+            if key in _UNNAMED and isinstance(value, nn.Module):
+                self._seen[id(one)] = one
+                self._parts.append(_DictPart(name, one, dict(one), are_attributes=True))
+                for own, held in one.items():
+                    self._walk(held, _joined(name, own))
+            else:
+                self._walk(one, _joined(name, key))
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (
+        type(one) is type(other) and isinstance(one, _VALUES) and bool(one == other)
+    )
+
+
+@dataclass(eq=False)
+class _Part:
+    """One object, and what it held."""
+
+    name: str
+    value: Any
+    held: Any
+
+    def changes(self) -> Iterator[str]:
+        if self.has_changed():
+            yield self.name
+
+    def has_changed(self) -> bool:
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class _DictPart(_Part):
+    are_attributes: bool = False
+
+    def has_changed(self) -> bool:
+        value, held = self.value, self.held
+        if len(value) != len(held):
+            return True
+        return any(key not in value or not _same(value[key], old) for key, old in held.items())
+
+    def changes(self) -> Iterator[str]:
+        if not self.has_changed():
+            return
+        if not self.are_attributes:
+            yield self.name
+            return
+        for key in {**self.held, **self.value}:
+            there = key in self.held and key in self.value
+            if not there or not _same(self.value[key], self.held[key]):
+                yield _joined(self.name, key)
+
+    def restore(self) -> None:
+        if self.has_changed():
+            self.value.clear()
+            self.value.update(self.held)
+
+
+@dataclass(eq=False)
+class _ListPart(_Part):
+    def has_changed(self) -> bool:
+        return len(self.value) != len(self.held) or not all(map(_same, self.value, self.held))
+
+    def restore(self) -> None:
+        if self.has_changed():
+            self.value.clear()
+            self.value.extend(self.held)
+
+
+@dataclass(eq=False)
+class _SetPart(_Part):
+    def has_changed(self) -> bool:
+        return bool(self.value != self.held)
+
+    def restore(self) -> None:
+        if self.has_changed():
+            self.value.clear()
+            self.value.update(self.held)
+
+
+@dataclass(eq=False)
+class _ArrayPart(_Part):
+    def has_changed(self) -> bool:
+        return bool(self.value.tobytes() != self.held.tobytes())
+
+    def restore(self) -> None:
+        if self.has_changed():
+            np.copyto(self.value, self.held)
+
+
+@dataclass(eq=False)
+class _GeneratorPart(_Part):
+    put: Callable[[Any, Any], None]
+
+    def has_changed(self) -> bool:
+        now = _GENERATORS[type(self.value)][0](self.value)
+        return pickle.dumps(now) != pickle.dumps(self.held)
+
+    def restore(self) -> None:
+        self.put(self.value, self.held)
+
+
+@dataclass(eq=False)
+class _TensorPart(_Part):
+    """A tensor; of a trainable parameter only its hooks, and whether it is one."""
+
+    version: int
+    requires_grad: bool
+    memory: Tensor
+    hooks: tuple[dict[int, Any], ...]
+
+    def has_changed(self) -> bool:
+        value, held = self.value, self.held
+        if value.requires_grad != self.requires_grad or _hooks_of(value) != self.hooks:
+            return True
+        if held is None:
+            return False
+        if value.shape != held.shape or value.dtype != held.dtype or value.device != held.device:
+            return True
+        if value._version != self.version:
+            return not _equal(value, held)
+        # `x.data.add_(1)` changes no version.
+        return value.device.type == "cpu" and not _equal(_sample(value), _sample(held))
+
+    def restore(self) -> None:
+        value = self.value
+        if not self.has_changed():
+            return
+        if self.held is not None:
+            value.data = self.memory
+            value.data.copy_(self.held)
+            self.version = value._version
+        value.requires_grad_(self.requires_grad)
+        for name, hooks in zip(_HOOKS, self.hooks, strict=True):
+            there = getattr(value, name, None)
+            if there is not None:
+                there.clear()
+                there.update(hooks)
+
+
+def _hooks_of(value: Tensor) -> tuple[dict[int, Any], ...]:
+    return tuple(dict(getattr(value, name, None) or {}) for name in _HOOKS)
+
+
+def _copy_of(value: Tensor) -> tuple[Tensor | None, int, bool, Tensor]:
+    trains = isinstance(value, nn.Parameter) and value.requires_grad
+    if trains or not value.is_leaf or isinstance(value, nn.UninitializedParameter):
+        return None, 0, value.requires_grad, value.detach()
+    return value.detach().clone(), value._version, value.requires_grad, value.data
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    if one.layout != torch.strided or not (one.is_floating_point() or one.is_complex()):
+        return False
+    # NaN differs from itself.
+    return one.numel() > 0 and torch.equal(_bits(one), _bits(other))
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _sample(value: Tensor) -> Tensor:
+    value = value.detach()
+    if value.numel() < _LARGE:
+        return value
+    step = value.numel() // _NUM_SAMPLED
+    return value.reshape(-1)[::step] if value.is_contiguous() else value[..., :1]
+
+
+def _put_bit_generator(generator: np.random.Generator, held: Any) -> None:
+    generator.bit_generator.state = held
+
+
+_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    torch.Generator: (
+        lambda g: g.get_state().numpy().tobytes(),
+        lambda g, held: g.set_state(torch.frombuffer(bytearray(held), dtype=torch.uint8)),
+    ),
+    random.Random: (lambda g: g.getstate(), lambda g, held: g.setstate(held)),
+    np.random.Generator: (lambda g: g.bit_generator.state, _put_bit_generator),
+    np.random.RandomState: (lambda g: g.get_state(), lambda g, held: g.set_state(held)),
+}
