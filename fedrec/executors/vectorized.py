@@ -104,7 +104,7 @@ class VectorizedExecutor(Executor):
     ) -> None:
         check_choice("path", path, ("auto", *PATHS, "sequential"))
         if chunk_size is not None:
-            check_int("chunk_size", chunk_size, minimum=1)
+            chunk_size = check_int("chunk_size", chunk_size, minimum=1)
         self.path = path
         self.chunk_size = chunk_size
         self.warn = warn
