@@ -22,7 +22,7 @@ from fedrec.clients.batches import (
     take,
 )
 from fedrec.clients.fit import LocalFit
-from fedrec.clients.hooks import lightning_class, unwrapped
+from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
 from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import ModuleState
@@ -91,8 +91,7 @@ class LightningClient(Client):
         collate_fn: CollateFn | None = None,
     ) -> None:
         module = unwrapped(module)
-        base = lightning_class(module)
-        if base is None:
+        if lightning_class(module) is None:
             raise ConfigurationError(
                 expected(
                     "module",
@@ -102,7 +101,7 @@ class LightningClient(Client):
                 )
             )
         for method in ("training_step", "configure_optimizers"):
-            if getattr(type(module), method) is getattr(base, method):
+            if not is_overridden(module, method):
                 raise ConfigurationError(
                     expected(
                         "module",
@@ -112,7 +111,7 @@ class LightningClient(Client):
                     )
                 )
         if batch_size is not None:
-            check_int("batch_size", batch_size, minimum=1)
+            batch_size = check_int("batch_size", batch_size, minimum=1)
         if local_steps is not None and local_epochs is not None:
             raise ConfigurationError(
                 expected(
@@ -124,12 +123,12 @@ class LightningClient(Client):
             )
         if local_epochs is None:
             local_steps = 1 if local_steps is None else local_steps
-            check_int("local_steps", local_steps, minimum=1)
+            local_steps = check_int("local_steps", local_steps, minimum=1)
         else:
-            check_int("local_epochs", local_epochs, minimum=1)
+            local_epochs = check_int("local_epochs", local_epochs, minimum=1)
         if local_lr is not None:
-            check_float("local_lr", local_lr, minimum=0, open_minimum=True)
-        check_bool("drop_last", drop_last)
+            local_lr = check_float("local_lr", local_lr, minimum=0, open_minimum=True)
+        drop_last = check_bool("drop_last", drop_last)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigurationError(expected("collate_fn", "a function or None", collate_fn))
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):

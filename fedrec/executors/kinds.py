@@ -78,7 +78,7 @@ class Mixed(Kind):
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Operation:
     """One call of an operator of torch.
 
@@ -173,7 +173,12 @@ _COPIES = {"neg", "positive", "clone", "_to_copy", "detach", "alias", "lift_fres
 
 
 def _elementwise(op: Operation) -> Kind | None:
-    return _combined(op, op.tensors)
+    tensors = op.tensors
+    if len(tensors) == 1:  # most often
+        kind = op.kind(tensors[0])
+        if isinstance(kind, Samples | Mixed):
+            return kind
+    return _combined(op, tensors)
 
 
 def _combined(op: Operation, tensors: Sequence[Tensor]) -> Kind | None:

@@ -24,9 +24,10 @@ from fedrec.executors.batches import CannotJoinError, ClientData
 from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
+from fedrec.executors.tight_loop import train_in_a_loop
 from fedrec.executors.watch import refuse_hooks, traceless
 from fedrec.parameters import keeps_running_statistics
-from fedrec.random import reused_generator
+from fedrec.random import reused_generator, torch_generator
 from fedrec.types import CohortUpdates, RoundContext
 
 __all__ = ["VectorizedExecutor"]
@@ -36,6 +37,9 @@ __all__ = ["VectorizedExecutor"]
 _ROUNDING = 1e-4
 _ROUNDING_IN_BFLOAT16 = 5e-2
 _TIPPED = 1e-2
+# A change of weights like that of rounding, and how many times as much as it does rounding may do.
+_ROUNDED = 2.0**-22
+_TIMES_ROUNDED = 16
 _NUM_DOUBTED = 8
 
 
@@ -101,7 +105,7 @@ class VectorizedExecutor(Executor):
     ) -> None:
         check_choice("path", path, ("auto", *PATHS, "sequential"))
         if chunk_size is not None:
-            check_int("chunk_size", chunk_size, minimum=1)
+            chunk_size = check_int("chunk_size", chunk_size, minimum=1)
         self.path = path
         self.chunk_size = chunk_size
         self.warn = warn
@@ -232,8 +236,7 @@ class VectorizedExecutor(Executor):
             self._difference(clients[row], updates[row], global_weights, ctx)
             for row in rows[: self.audit]
         ]
-        limit = _ROUNDING if ctx.autocast_is_off else _ROUNDING_IN_BFLOAT16
-        if max(differences) <= limit:
+        if not any(differences):
             return None
         # A ReLU or a maximum that was nearly tied makes one client differ a little, not most.
         differences += [
@@ -241,7 +244,7 @@ class VectorizedExecutor(Executor):
             for row in rows[self.audit :]
         ]
         largest = max(differences)
-        if largest <= max(_TIPPED, limit) and 2 * sum(d > limit for d in differences) <= len(rows):
+        if largest <= _TIPPED and 2 * sum(d > 0 for d in differences) <= len(rows):
             return None
         client = clients[rows[differences.index(largest)]].client_id
         return {
@@ -254,13 +257,36 @@ class VectorizedExecutor(Executor):
         self, client: Client, update: Tensor, global_weights: Tensor, ctx: RoundContext
     ) -> float:
         """Return how far an update is from the sequential one, relative to that."""
-        alone = self._sequential.compute([client], global_weights, ctx)
-        if not alone.client_ids:
+        alone = self._alone(client, global_weights, ctx)
+        if alone is None:
             return math.inf
-        distance, size = (alone.updates[0] - update).norm(), alone.updates[0].norm()
-        if not math.isfinite(float(size)):
-            return 0.0 if torch.equal(update.isfinite(), alone.updates[0].isfinite()) else math.inf
-        return float(distance / size) if float(distance) else 0.0
+        if not bool(alone.isfinite().all()):
+            return 0.0 if torch.equal(update.isfinite(), alone.isfinite()) else math.inf
+        distance, size = float((alone - update).norm()), float(alone.norm())
+        limit = _ROUNDING if ctx.autocast_is_off else _ROUNDING_IN_BFLOAT16
+        if distance <= limit * size:
+            return 0.0
+        # Where contributions nearly cancel, as at a minimum, rounding is most of what is left.
+        signs = torch_generator(ctx.seed, "audit", ctx.round, client.client_id)
+        noise = torch.randint(2, global_weights.shape, generator=signs).mul_(2).sub_(1)
+        moved = global_weights * (1 + _ROUNDED * noise.to(global_weights))
+        nearby = self._alone(client, moved, ctx)
+        if nearby is not None and distance <= _TIMES_ROUNDED * float((nearby - alone).norm()):
+            return 0.0
+        return distance / size if size else math.inf
+
+    def _alone(self, client: Client, global_weights: Tensor, ctx: RoundContext) -> Tensor | None:
+        """Return a client's update, computed sequentially; `None` if it is unusable."""
+        choice, data = self._choices.get(True), self._data
+        together = choice is not None and choice.path != "loop"
+        if together and data is not None and isinstance(client, LightningClient):
+            cohort = self._cohort(data, [client], global_weights, ctx)
+            if True in self._kinds(cohort):  # the same bits as below, in less time
+                updates = torch.empty(1, global_weights.numel(), device=ctx.device)
+                train_in_a_loop(cohort, updates, LogMeans())
+                return updates[0]
+        sent = self._sequential.compute([client], global_weights, ctx)
+        return sent.updates[0] if sent.client_ids else None
 
     def _depart(
         self,
