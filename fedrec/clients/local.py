@@ -38,6 +38,7 @@ __all__ = [
     "scaled",
     "seed_generators",
     "training_step",
+    "transferred",
 ]
 
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -60,7 +61,11 @@ def batch_of(
     """Return the batch of these samples on the device, as the module's hooks make of it."""
     if not any(is_overridden(module, hook) for hook in _TRANSFERS):
         return client.read(indices, device)
-    batch = client.read(indices, torch.device("cpu"))
+    return transferred(module, client.read(indices, torch.device("cpu")), device)
+
+
+def transferred(module: Any, batch: Any, device: torch.device) -> Any:
+    """Move a batch to the device as Lightning does, with the module's hooks."""
     if is_overridden(module, "on_before_batch_transfer"):
         batch = run(module, "on_before_batch_transfer", batch, 0)
     batch = run(module, "transfer_batch_to_device", batch, device, 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from fedrec.clients.hooks import call, check_hooks, lightning_class
 from fedrec.clients.local import batch_of, output_of
@@ -52,7 +52,10 @@ def _tensors(module: nn.Module) -> dict[str, Any]:
 
 def _materialize(module: Any, client: LightningClient) -> None:
     """Give lazy layers the shapes that a batch of the client's data gives those of a copy."""
-    copied = copy.deepcopy(module).eval()
+    make: Any = UninitializedBuffer  # which torch cannot copy
+    unmade = [b for b in module.buffers() if is_lazy(b)]
+    memo = {id(b): make(device=b.device, dtype=b.dtype) for b in unmade}
+    copied = copy.deepcopy(module, memo).eval()
     size = min(client.batch_size or client.num_samples, client.num_samples)
     with client.local_trainer(copied).attached(), torch.no_grad():
         batch = batch_of(client, copied, np.arange(size), torch.device("cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +24,7 @@ from fedrec.clients.hooks import (
     is_overridden,
     lightning_class,
     lightning_optimizer,
+    package_of,
     run,
 )
 from fedrec.exceptions import (
@@ -73,7 +75,7 @@ class LocalTrainer:
     ) -> None:
         self.lightning_module = self.model = module
         self.max_epochs: int = max_epochs
-        self.min_epochs = self.min_steps = None
+        self.min_epochs, self.min_steps = 0, None
         self.num_training_batches = num_training_batches
         total = max_epochs * num_training_batches
         self.estimated_stepping_batches = total
@@ -89,7 +91,12 @@ class LocalTrainer:
         self.sanity_checking = self.fast_dev_run = self.barebones = False
         self.interrupted = self.received_sigterm = False
         self.enable_validation = False
-        self.state = SimpleNamespace(status="running", fn="fit", stage="train")
+        states = importlib.import_module(f"{package_of(module)}.trainer.states")
+        self.state = states.TrainerState(
+            status=states.TrainerStatus.RUNNING,
+            fn=states.TrainerFn.FITTING,
+            stage=states.RunningStage.TRAINING,
+        )
         self.is_global_zero = True
         self.global_rank = self.local_rank = self.node_rank = 0
         self.world_size = self.num_devices = self.num_nodes = 1
@@ -112,7 +119,9 @@ class LocalTrainer:
         self._autocast = autocast
         self._logged = _Logged(module)
         # What `LightningModule.log` wants, where a module's own `log` calls it.
-        self._results = self._logged
+        self._results = SimpleNamespace(
+            log=lambda fx, name, value, **how: self._logged.log(name, value, **how)
+        )
         self._logger_connector = SimpleNamespace(
             should_reset_tensors=lambda fx: False, _current_fx=None
         )

@@ -6,6 +6,7 @@ the global weights minus what the client sends, times the local learning rate.
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections import namedtuple
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedrec import Federation, LightningClient
 from fedrec.clients.hooks import CALLED, MODULE_HOOKS, needs_sequential
+from fedrec.clients.trainer import LocalTrainer
 from fedrec.types import RoundContext
 
 Pair = namedtuple("Pair", "features target")
@@ -653,7 +655,7 @@ def train(module: Any, local: dict[str, Any]) -> tuple[Any, list[list[np.ndarray
     )
 
 
-def fit(module: Any, state: Any, epochs: list[list[np.ndarray]], dataset: Any) -> None:
+def fit(module: Any, state: Any, epochs: list[list[np.ndarray]], dataset: Any, **kw: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(
@@ -664,6 +666,7 @@ def fit(module: Any, state: Any, epochs: list[list[np.ndarray]], dataset: Any) -
             enable_progress_bar=False,
             enable_model_summary=False,
             callbacks=[Start(state)],
+            **kw,
         )
         trainer.fit(module, DataLoader(dataset, batch_sampler=Epochs(epochs)))
 
@@ -721,6 +724,53 @@ def test_hooks_are_called_in_lightnings_order() -> None:
         "on_before_batch_transfer",
     ]
     assert ours.count("training_step") == 6
+
+
+class Reading(Scheduled):
+    """Notes what the attributes of its trainer are in each step."""
+
+    def __init__(self, names: list[str], found: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.names, self.found = names, found.append
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        self.log("hidden", batch_idx * 1.0, logger=False)
+        values = {name: getattr(self.trainer, name) for name in self.names}
+        assert values["model"] is values["lightning_module"] is self
+        assert self.lr_schedulers() is values["lr_scheduler_configs"][0].scheduler
+        values["state"] = copy.copy(values["state"])  # Lightning's changes when it ends
+        for name in ("optimizers", "lr_scheduler_configs"):
+            values[name] = len(values[name])
+        for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
+            values[name] = {n: round(float(v), 4) for n, v in values[name].items()}
+        self.found(values)
+        return loss
+
+
+# What has no value to compare, or is a matter of the Trainer's own callbacks and folders.
+OBJECTS = ("model", "lightning_module", "strategy", "precision_plugin", "callbacks", "print")
+
+
+def test_attributes_of_the_trainer_are_lightnings() -> None:
+    names = sorted(attributes_of(LocalTrainer(Net())))
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    federation, epochs, weights, _ = train(Reading(names, ours), {})
+    federation.layout.load(federation.module, weights)
+    total = sum(map(len, epochs))
+    state = {n: v.clone() for n, v in federation.module.state_dict().items()}
+    fit(Reading(names, theirs), state, epochs, DATA, max_steps=total)
+    assert len(ours) == len(theirs) == total == 9
+    names = [name for name in names if name not in OBJECTS]
+    mine, those = ({n: [one[n] for one in found] for n in names} for found in (ours, theirs))
+    assert mine == those
+
+
+def attributes_of(trainer: LocalTrainer) -> set[str]:
+    ways_in = {"attached", "begin"}
+    return {name for name in dir(trainer) if not name.startswith("_")} - ways_in
 
 
 def test_modules_that_do_something_between_batches_are_sequential() -> None:
