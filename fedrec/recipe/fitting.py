@@ -37,7 +37,8 @@ def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
     with isolate_rng(include_cuda=False), torch.no_grad():
         model = build_parts(recipe).model.eval()
         # As the test takes them: a data set may do something to its samples.
-        samples = [data.test_dataset[i] for i in range(min(2, len(data.test_dataset)))]
+        dataset = data.train_dataset if data.test_dataset is None else data.test_dataset
+        samples = [dataset[i] for i in range(min(2, len(dataset)))]
         inputs = default_collate(samples)[0]
         try:
             output = model(inputs.to(model.device))
