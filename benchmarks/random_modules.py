@@ -1,9 +1,9 @@
 """Random modules along every fast path, against one client after another.
 
 Each seed is a small module that does what research code does, recorded for 30 rounds (see
-`tests/integration/random_modules.py`). What is done is kept in the CSV file, one line for a block of
-seeds and an executor: a run that was stopped goes on with the blocks that are missing. Whatever is
-wrong says its seed.
+`tests/integration/random_modules.py`). What is done is kept in the CSV file, one line for a block
+of seeds and an executor: a run that was stopped goes on with the blocks that are missing. Whatever
+is wrong says its seed.
 
     python benchmarks/random_modules.py --seeds 0 10000
     python benchmarks/random_modules.py --seeds 0 10000 --table     # print what there is
