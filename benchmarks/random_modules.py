@@ -31,7 +31,7 @@ from random_modules import Case, Outcome, compare, executors, random_case, recor
 BLOCK = 100
 PATHS = ("grouped", "vmap", "loop", "sequential")
 HEADERS = [
-    *("first seed", "last seed", "executor", "cases", *PATHS, "fallbacks", "reasons"),
+    *("first seed", "last seed", "executor", "cases", *PATHS, "departures", "reasons"),
     *("silent", "noted", "raises", "both raise", "largest agreeing", "largest silent", "wrong"),
 ]
 
@@ -50,8 +50,8 @@ class Tally:
         """Count one."""
         self.verdicts[outcome.verdict] += 1
         self.paths[outcome.path.partition(" ")[0]] += 1
-        if outcome.fallback:
-            self.reasons[re.sub(r"[0-9.e+-]*\d", "#", outcome.fallback)[:80]] += 1
+        if outcome.departure:
+            self.reasons[re.sub(r"[0-9.e+-]*\d", "#", outcome.departure)[:80]] += 1
         before = self.largest.get(outcome.verdict, 0.0)
         self.largest[outcome.verdict] = max(before, outcome.largest)
         if not outcome.is_right:

@@ -1274,7 +1274,7 @@ class Outcome:
 
     Args:
         path: The path taken, `"a > b"` where it fell back.
-        fallback: The reason that was noted for not going on, or empty.
+        departure: The reason that was noted for not going on, or empty.
         verdict: `"agree"`; `"silent"` for a difference that nothing was said about; `"noted"` for
             one where it was; `"raises"` if only one of them raised; `"both raise"`.
         largest: Largest relative difference of a client's update.
@@ -1286,7 +1286,7 @@ class Outcome:
     """
 
     path: str
-    fallback: str
+    departure: str
     verdict: str
     largest: float = 0.0
     round: int = -1
@@ -1315,18 +1315,18 @@ def compare(case: Case, executor: str | Executor, reference: Run | None = None) 
     """
     slow = record(case, "sequential") if reference is None else reference
     fast = record(case, executor, like=slow)
-    path, fallback = str(fast.execution.get("path", "")), str(fast.execution.get("fallback", ""))
+    path, departure = str(fast.execution.get("path", "")), str(fast.execution.get("departure", ""))
     if slow.error is not None or fast.error is not None:
         text = f"sequential: {slow.error}; fast, after {len(fast.updates)} rounds: {fast.error}"
         alike = slow.error is not None and fast.error is not None
         alike = alike and len(slow.updates) == len(fast.updates)
         alike = alike and slow.error.split(":")[0] == fast.error.split(":")[0]
         if not alike:
-            return Outcome(path, fallback, "raises", text=text)
+            return Outcome(path, departure, "raises", text=text)
     found = differences(fast.updates, slow.updates)
     largest = float(found.max()) if found.numel() else 0.0
     wrong = found > LIMIT
-    if bool(wrong.any()) and not fallback:
+    if bool(wrong.any()) and not departure:
         wrong &= found > 3 * _rounding(case, slow)
     logs = max(
         (
@@ -1338,13 +1338,13 @@ def compare(case: Case, executor: str | Executor, reference: Run | None = None) 
     )
     if not bool(wrong.any()):
         verdict = "agree" if slow.error is None else "both raise"
-        return Outcome(path, fallback, verdict, largest, logs=logs)
+        return Outcome(path, departure, verdict, largest, logs=logs)
     rounds = wrong.any(dim=1).nonzero().flatten()
     first = int(rounds[0])
     return Outcome(
         path,
-        fallback,
-        "noted" if fallback else "silent",
+        departure,
+        "noted" if departure else "silent",
         float(found[wrong].max()),
         first,
         int(wrong[first].sum()),
