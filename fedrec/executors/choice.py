@@ -79,7 +79,7 @@ def choose(
 
 def reason_of(error: Exception) -> str:
     """Say why a path cannot be taken, in words that are the same in every process."""
-    if isinstance(error, CannotGroupError):
+    if isinstance(error, (CannotGroupError, CannotJoinError)):
         return str(error)
     first_line = re.sub(r"0x[0-9a-f]+", "0x", (str(error).splitlines() or [""])[0])
     return f"its training_step fails there ({type(error).__name__}: {first_line})"
@@ -125,8 +125,6 @@ class _Trial:
                 refuse_shared_parameters(self.cohort.module)
             with traceless(self.state):
                 updates, metrics = _run(train, self.cohort)
-        except CannotJoinError as error:
-            return str(error)
         except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
             return reason_of(error)
         if not self._agree(updates, self.reference.updates):

@@ -230,8 +230,7 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         cls, init = store
         path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
         make.construct(cls, {**init, **path}, "history.init_args")
-    folder = {"default_root_dir": _FOLDER}
-    loop = arguments("loop", FederatedLoop, folder, FederatedLoop, logger=_LOGGER)
+    loop = arguments("loop", FederatedLoop, _LOOP, FederatedLoop, logger=_LOGGER)
     required = partial(check_recording, max_rounds=1, server_lr=1.0)
     record = arguments("record", FederatedLoop.record, _RECORD, required)
     recover, exclude = _recover(config, make)
@@ -255,6 +254,10 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
 
 
 _LOGGER = bool | Logger | list[Logger]
+_LOOP = {
+    "default_root_dir": _FOLDER,
+    "metrics": "the section `metrics` of a recipe measures every model.",
+}
 _FEDERATION = {
     "data": "",
     "module": "",
