@@ -53,7 +53,8 @@ class LightningClient(Client):
     Args:
         client_id: Unique name.
         module: Any LightningModule with `training_step` and `configure_optimizers`, of either
-            package name, compiled or not. Clients may share one: its parameters are overwritten in each call.
+            package name, compiled or not. Clients may share one: its parameters are overwritten in
+            each call.
         dataset: Map-style data set; a `TensorDataset` is fastest.
         batch_size: Samples per batch, `min(batch_size, num_samples)` are used; `None` for the full
             batch.
