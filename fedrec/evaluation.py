@@ -1,25 +1,44 @@
-"""Testing global weights: error and attack success."""
+"""Testing global weights: error, attack success, and whatever else is asked for."""
 
 from __future__ import annotations
 
+import copy
 import inspect
+import math
+import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torchmetrics import Metric
+from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
-from fedrec.exceptions import ConfigurationError
+from fedrec.clients.batches import CollateFn, take
+from fedrec.clients.lightning import LightningClient
+from fedrec.clients.state import ModuleState
+from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.federation import Federation
 from fedrec.metrics import AttackSuccessRate, TestErrorRate
+from fedrec.metrics._labels import UndefinedRateError, has_one_logit_each
 from fedrec.random import numpy_generator
 
-__all__ = ["evaluate", "evaluate_metrics", "fixed_subset"]
+__all__ = [
+    "RATES",
+    "check_evaluation",
+    "evaluate",
+    "evaluate_metrics",
+    "fixed_subset",
+    "named_metrics",
+]
 
+#: What is always computed, where it is defined.
+RATES = ("ter", "asr")
 _BATCH = 256
 
 
@@ -36,18 +55,39 @@ def fixed_subset(dataset: Dataset[Any], size: int | None, seed: int) -> Dataset[
     return torch.utils.data.Subset(dataset, chosen.tolist())
 
 
-def _batches(dataset: Dataset[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        x, y = dataset.tensors
-        yield from zip(x.split(_BATCH), y.split(_BATCH), strict=True)
-        return
-    for batch in DataLoader(dataset, batch_size=_BATCH):
-        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
-            raise ConfigurationError(
-                "Expected the test data set to give (input, label) pairs, "
-                f"but got {type(batch).__name__}."
+def named_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return metrics by name.
+
+    Args:
+        metrics: A metric, a list of them, a `MetricCollection`, or a mapping from names to metrics;
+            `None` for none. Without a name, a metric has that of its class.
+
+    Raises:
+        ConfigurationError: If it is something else, or names repeat or are taken.
+    """
+    if metrics is None:
+        return {}
+    given = [metrics] if isinstance(metrics, Metric) else metrics
+    named: list[tuple[Any, Any]]
+    if isinstance(given, Mapping | MetricCollection):
+        named = list(given.items())
+    elif isinstance(given, list | tuple):
+        named = [(type(metric).__name__, metric) for metric in given]
+    else:
+        raise ConfigurationError(expected("metrics", "torchmetrics by name", metrics))
+    found: dict[str, Metric] = {}
+    for name, metric in named:
+        if not isinstance(metric, Metric):
+            hint = "torchmetrics has many, `MeanSquaredError()` for instance."
+            raise ConfigurationError(expected("metrics", "torchmetrics by name", metric, hint=hint))
+        if not isinstance(name, str) or name in (*RATES, "round", "asked") or name in found:
+            hint = 'give each metric a name, as in `metrics={"f1": ...}`.'
+            requirement = (
+                "names that differ from each other and from `ter`, `asr`, `round` and `asked`"
             )
-        yield batch[0], batch[1]
+            raise ConfigurationError(expected("metrics", requirement, name, hint=hint))
+        found[name] = metric
+    return found
 
 
 def evaluate(
@@ -58,35 +98,66 @@ def evaluate(
     attack: Attack | None,
     buffers: Tensor | None,
     device: torch.device,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> dict[str, float | None]:
-    """Compute test error rate and, for a targeted attack, attack success rate.
+    """Compute test error rate, for a targeted attack its success rate, and metrics.
 
     Args:
-        federation: Its module's `forward` gives logits, shape $(N, classes)$.
+        federation: Its module's `forward` gives logits; see `TestErrorRate` for which.
         dataset: Pairs of input and label.
         global_weights: Shape $(d,)$.
         attack: Gives trigger and target label.
         buffers: Averaged buffers, shape $(b,)$, or `None`.
         device: Where to compute.
+        metrics: What else to compute, by name.
 
     Returns:
-        `{"ter": ..., "asr": ...}`, fractions in [0, 1]; `asr` is `None` where it is undefined.
+        `{"ter": ..., "asr": ..., <metrics>}`, the first two fractions in [0, 1]; `asr` is `None`
+        where it is undefined, `ter` too if there are `metrics`, and a metric that is not finite.
+
+    Raises:
+        ConfigurationError: If the test data are no pairs, or what is asked for is not defined for
+            this model and data.
     """
-    ter = TestErrorRate().to(device)
-    target = None if attack is None else attack.target_label
-    asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
-    has_other_labels = False
+    rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics or {}, device)
     with _testing(federation, global_weights, buffers) as module:
-        for x, y in _batches(dataset):
-            x, y = x.to(device), y.to(device)
-            ter.update(module(x), y)
-            if asr is not None and attack is not None and target is not None:
-                has_other_labels = has_other_labels or bool((y - target).any())
-                asr.update(module(attack.trigger(x)), y)
-    return {
-        "ter": float(ter.compute()),
-        "asr": float(asr.compute()) if asr is not None and has_other_labels else None,
-    }
+        for x, y in _batches(dataset, device, _collate_fn(federation)):
+            preds = module(x)
+            rates.update(module, x, preds, y)
+            others.update(preds, y)
+    found = {name: value if math.isfinite(value) else None for name, value in others.compute()}
+    return {**rates.compute(type(federation.module).__name__), **found}
+
+
+def check_evaluation(
+    federation: Federation,
+    *,
+    attack: Attack | None,
+    device: torch.device,
+    metrics: Mapping[str, Metric],
+) -> None:
+    """Refuse what cannot be tested before anything is trained, from a batch of the test data.
+
+    Args:
+        federation: Model and test data, if there are any.
+        attack: As in `evaluate`.
+        device: Where to compute.
+        metrics: As in `evaluate`.
+
+    Raises:
+        ConfigurationError: As in `evaluate`.
+    """
+    dataset = federation.test_dataset
+    if dataset is None:
+        return
+    if len(dataset) == 0:  # type: ignore[arg-type]
+        raise ConfigurationError(expected("test_dataset", "None, or to have samples", "no sample"))
+    rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics, device)
+    with _testing(federation, None, None) as module:
+        x, y = next(_batches(dataset, device, _collate_fn(federation)))
+        preds = module(x)
+        rates.update(module, x, preds, y)
+        others.update(preds, y)
 
 
 def evaluate_metrics(
@@ -116,59 +187,185 @@ def evaluate_metrics(
         ConfigurationError: If a metric does not take what the model predicts, or gives anything
             but one number.
     """
-    asking = {label: _asks_members(metric) for label, metric in metrics.items()}
-    for metric in metrics.values():
-        metric.to(device).reset()
-    shown = [*((dataset, True) for dataset in members if any(asking.values()))]
+    found = _Metrics(metrics, device)
+    shown = [*((dataset, True) for dataset in members if found.ask_members)]
     if federation.test_dataset is not None:
         shown.append((federation.test_dataset, False))
     with _testing(federation, global_weights, buffers) as module:
         for dataset, member in shown:
-            for x, y in _batches(dataset):
-                y = y.to(device)
-                preds, is_member = module(x.to(device)), torch.full(y.shape[:1], member).to(device)
-                for label, metric in metrics.items():
-                    with _named(label):
-                        if asking[label]:
-                            metric.update(preds, y, is_member)
-                        elif not member:
-                            metric.update(preds, y)
-    found = {}
-    for label, metric in metrics.items():
-        with _named(label):
-            found[label] = float(metric.compute())
-    return found
+            for x, y in _batches(dataset, device, _collate_fn(federation)):
+                found.update(module(x), y, member)
+    return dict(found.compute())
 
 
-def _asks_members(metric: Metric) -> bool:
-    return "member" in inspect.signature(metric.update).parameters
+class _Rates:
+    """TER and ASR of one model, batch by batch."""
+
+    def __init__(self, attack: Attack | None, device: torch.device, can_do_without: bool) -> None:
+        self.ter: TestErrorRate | None = TestErrorRate().to(device)
+        self.attack = attack
+        target = None if attack is None else attack.target_label
+        self.asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
+        self.can_do_without = can_do_without and self.asr is None
+        # Of models with one logit for each label.
+        self.lowest, self.highest = math.inf, -math.inf
+        # Labels a sample while each has exactly one; -1 once one has not.
+        self.is_one_hot = 0
+
+    def update(self, module: nn.Module, x: Any, preds: Any, y: Tensor) -> None:
+        if not isinstance(preds, Tensor):
+            if self.can_do_without:
+                self.ter = None
+                return
+            raise ConfigurationError(
+                f"Expected `{type(module).__name__}.forward` to give a tensor of logits, but got "
+                f"{type(preds).__name__}. HINT: test error and attack success are computed from it."
+            )
+        if self.ter is not None:
+            try:
+                self.ter.update(preds, y)
+            except UndefinedRateError:
+                if not self.can_do_without:
+                    raise
+                self.ter = None
+            else:
+                self._watch(preds, y)
+        if self.asr is not None and self.attack is not None:
+            if not isinstance(x, Tensor):
+                raise ConfigurationError(
+                    f"{type(self.attack).__name__} puts its trigger into tensors, but the inputs "
+                    f"of the test data are of type {type(x).__name__}. HINT: let the data set give "
+                    "tensors."
+                )
+            self.asr.update(module(self.attack.trigger(x)), y)
+
+    def _watch(self, preds: Tensor, y: Tensor) -> None:
+        if not has_one_logit_each(preds, y) or not len(preds):
+            return
+        self.lowest = min(self.lowest, float(preds.min()))
+        self.highest = max(self.highest, float(preds.max()))
+        if y.ndim == 2 and y.shape[1] > 1:
+            one_each = bool((y.sum(dim=1) == 1).all())
+            self.is_one_hot = y.shape[1] if one_each and self.is_one_hot >= 0 else -1
+
+    def compute(self, model: str) -> dict[str, float | None]:
+        if self.ter is not None and 0 <= self.lowest <= self.highest <= 1:
+            warnings.warn(
+                f"All outputs of {model} on the test data are in [0, 1], as probabilities are, but "
+                "`forward` has to give logits: with one output for each label, a label is "
+                "predicted where it is above 0. HINT: leave the sigmoid to the loss "
+                "(`binary_cross_entropy_with_logits`).",
+                FedrecWarning,
+                stacklevel=3,
+            )
+        if self.ter is not None and self.is_one_hot > 0:
+            warnings.warn(
+                f"Every test sample has exactly one of {self.is_one_hot} labels, but the test "
+                "error rate counts each label by itself, as for samples with any number of them. "
+                "HINT: if classes exclude each other, give class indices "
+                "(`labels.argmax(dim=1)`).",
+                FedrecWarning,
+                stacklevel=3,
+            )
+        # With nothing but the target label among the labels, there is no success rate.
+        asr = self.asr if self.asr is not None and int(self.asr.total) > 0 else None
+        return {
+            "ter": None if self.ter is None else float(self.ter.compute()),
+            "asr": None if asr is None else float(asr.compute()),
+        }
+
+
+class _Metrics:
+    """Metrics of one model, batch by batch; those given are left alone."""
+
+    def __init__(self, metrics: Mapping[str, Metric], device: torch.device) -> None:
+        self.metrics = {label: copy.deepcopy(m).to(device) for label, m in metrics.items()}
+        self.asking = {
+            label: "member" in inspect.signature(metric.update).parameters
+            for label, metric in self.metrics.items()
+        }
+        for metric in self.metrics.values():
+            metric.reset()
+
+    @property
+    def ask_members(self) -> bool:
+        return any(self.asking.values())
+
+    def update(self, preds: Any, y: Tensor, member: bool = False) -> None:
+        for label, metric in self.metrics.items():
+            with _named(label):
+                if self.asking[label]:
+                    is_member = torch.full(y.shape[:1], member, device=y.device)
+                    metric.update(preds, y, is_member)
+                elif not member:
+                    metric.update(preds, y)
+
+    def compute(self) -> Iterator[tuple[str, float]]:
+        for label, metric in self.metrics.items():
+            with _named(label):
+                yield label, float(metric.compute())
 
 
 @contextmanager
 def _named(label: str) -> Iterator[None]:
     try:
         yield
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise ConfigurationError(
             f"The metric `{label}` does not fit this model and data: {error}"
         ) from error
 
 
+def _collate_fn(federation: Federation) -> CollateFn | None:
+    """Return what all clients put samples into batches with, if they agree."""
+    clients = [c for c in federation.clients if isinstance(c, LightningClient)]
+    found = clients[0].collate_fn if clients else None
+    return found if all(c.collate_fn is found for c in clients) else None
+
+
+def _batches(
+    dataset: Dataset[Any], device: torch.device, collate_fn: CollateFn | None
+) -> Iterator[tuple[Any, Tensor]]:
+    total = len(dataset)  # type: ignore[arg-type]
+    for start in range(0, total, _BATCH):
+        index = np.arange(start, min(start + _BATCH, total))
+        batch = take(dataset, index, device, collate_fn, "the test data")
+        pair = isinstance(batch, list | tuple) and len(batch) == 2
+        if not pair or not isinstance(batch[1], Tensor):
+            size = f" of {len(batch)}" if isinstance(batch, list | tuple | dict) else ""
+            raise ConfigurationError(
+                "Expected the test data set to give (input, label) pairs, which become pairs with "
+                f"a tensor of labels, but a batch of it is a {type(batch).__name__}{size}. HINT: "
+                "wrap it in a data set that gives the input of `forward`, and the label."
+            )
+        yield batch[0], batch[1]
+
+
 @contextmanager
 def _testing(
-    federation: Federation, global_weights: Tensor, buffers: Tensor | None
+    federation: Federation, global_weights: Tensor | None, buffers: Tensor | None
 ) -> Iterator[nn.Module]:
-    """Give the federation's module these weights, ready to predict."""
-    module = federation.module
-    federation.layout.load(module, global_weights)
-    if buffers is not None:
-        federation.layout.load_buffers(module, buffers)
-    # One by one: a user may keep some of them, as frozen layers, in another mode than the rest.
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield module
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    """Give the federation's module these weights, ready to predict; leave no trace of it.
+
+    Whatever is drawn from the global generators meanwhile is the same each time.
+    """
+    module, layout = federation.module, federation.layout
+    state, weights = ModuleState(module), layout.flatten(module)
+    on_cuda = weights.device.type == "cuda"
+    with isolate_rng(include_cuda=on_cuda):
+        torch.default_generator.manual_seed(0)
+        if on_cuda:
+            torch.cuda.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002 - what a transform of test samples may draw from
+        random.seed(0)
+        try:
+            if global_weights is not None:
+                layout.load(module, global_weights)
+            if buffers is not None:
+                layout.load_buffers(module, buffers)
+            module.eval()
+            with torch.no_grad():
+                yield module
+        finally:
+            layout.load(module, weights)
+            state.restore()

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from fedrec._checks import check_choice, check_float, check_int, is_fraction, is_integer, is_number
 from fedrec.clients.base import Client
+from fedrec.clients.batches import CollateFn
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 from fedrec.component import Component
@@ -100,6 +101,8 @@ class Federation:
         local_steps: int | None = None,
         local_epochs: int | None = None,
         local_lr: float | None = None,
+        drop_last: bool | None = None,
+        collate_fn: CollateFn | None = None,
         seed: int = 0,
         server_data: Dataset[Any] | None = None,
         buffers: str = "refuse",
@@ -111,10 +114,15 @@ class Federation:
             data: Training data, partitioned, and test data.
             module: LightningModule.
             malicious: Number of malicious clients, or a fraction in [0, 1), drawn by seed; or ids.
-            batch_size: As in `LightningClient`.
+            batch_size: As in `LightningClient`, except that `None` means that of the training
+                loader where the data come from a LightningDataModule (`from_datamodule`), and the
+                full batch otherwise. A size of all samples or more gives the full batch, too.
             local_steps: As in `LightningClient`.
             local_epochs: As in `LightningClient`.
             local_lr: As in `LightningClient`.
+            drop_last: As in `LightningClient`; `None` for what the training loader does where the
+                data come from a LightningDataModule, and for `False` otherwise.
+            collate_fn: As in `LightningClient`; test data are put into batches by it, too.
             seed: Decides who is malicious.
             server_data: As in `Federation`; `None` for the data module's `server_dataset`.
             buffers: As in `Federation`.
@@ -131,17 +139,20 @@ class Federation:
                     hint="`FederatedDataModule.from_datamodule(data, num_clients=...)` makes one.",
                 )
             )
+        datasets = data.client_datasets()
         clients = [
             LightningClient(
                 client_id,
                 module,
                 dataset,
-                batch_size=batch_size,
+                batch_size=data.client_batch_size if batch_size is None else batch_size,
                 local_steps=local_steps,
                 local_epochs=local_epochs,
                 local_lr=local_lr,
+                drop_last=data.client_drop_last if drop_last is None else drop_last,
+                collate_fn=collate_fn,
             )
-            for client_id, dataset in data.client_datasets().items()
+            for client_id, dataset in datasets.items()
         ]
         ids = [client.client_id for client in clients]
         average = round(sum(client.num_samples for client in clients) / len(clients))

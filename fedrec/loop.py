@@ -17,7 +17,7 @@ from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.callbacks import Callback, RichProgressBar
 from fedrec.detectors.base import Detector
-from fedrec.evaluation import evaluate, fixed_subset
+from fedrec.evaluation import check_evaluation, evaluate, fixed_subset, named_metrics
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
 from fedrec.federation import ClientSampler, Federation
@@ -53,6 +53,9 @@ class FederatedLoop:
         enable_progress_bar: Show a bar if there is a terminal.
         eval_every: Rounds between evaluations of the curves; `None` for a twentieth of all rounds.
         eval_samples: Test samples used for curves (a fixed subset); `None` for all.
+        metrics: What else to compute on the test data, beside TER and ASR, for curves and by
+            `test`: a torchmetrics metric, a list of them, a `MetricCollection`, or a dict from
+            names to metrics. They get what `forward` gives and the labels, and are not changed.
         default_root_dir: Run folder: metrics, ledgers, checkpoints; `None` writes no file.
         seed: What every random draw of a recording is a function of.
         deterministic: Make torch refuse operations that are not deterministic.
@@ -94,6 +97,7 @@ class FederatedLoop:
         enable_progress_bar: bool = True,
         eval_every: int | None = None,
         eval_samples: int | None = 2000,
+        metrics: Any = None,
         default_root_dir: str | Path | None = None,
         seed: int = 0,
         deterministic: bool = False,
@@ -131,6 +135,7 @@ class FederatedLoop:
         self.enable_progress_bar = enable_progress_bar
         self.eval_every = eval_every
         self.eval_samples = eval_samples
+        self.metrics = named_metrics(metrics)
         self.default_root_dir = None if default_root_dir is None else Path(default_root_dir)
         self.seed = seed
         self.deterministic = deterministic
@@ -188,6 +193,7 @@ class FederatedLoop:
             max_rounds=max_rounds, server_lr=server_lr, on_bad_update=on_bad_update
         )
         with torch_settings(self, federation):
+            self._check_evaluation(federation, attack)
             return Recording(
                 loop=self,
                 federation=federation,
@@ -259,6 +265,7 @@ class FederatedLoop:
             raise ConfigurationError(expected("exclude", "a list of client ids", exclude))
         excluded = exclude.malicious if isinstance(exclude, Detection) else tuple(exclude)
         with torch_settings(self, federation):
+            self._check_evaluation(federation, attack)
             return Recovery(
                 loop=self,
                 federation=federation,
@@ -292,10 +299,13 @@ class FederatedLoop:
             buffers: Averaged buffers, shape $(b,)$, as `record` and `recover` return them.
 
         Returns:
-            `{"ter": ..., "asr": ...}`, fractions in [0, 1]; `asr` is `None` where it is undefined.
+            `{"ter": ..., "asr": ...}`, fractions in [0, 1], and the loop's `metrics` by name. `asr`
+            is `None` where it is undefined, and so are `ter` for numbers to regress on, if there
+            are `metrics`, and a metric that is not finite.
 
         Raises:
-            ConfigurationError: If the federation has no test data.
+            ConfigurationError: If the federation has no test data, or these do not fit the model,
+                the attack or a metric.
         """
         dataset, device = federation.test_dataset, self.device
         if dataset is None:
@@ -308,7 +318,13 @@ class FederatedLoop:
             federation.module.to(device)
             weights = global_weights.to(device)
             return evaluate(
-                federation, dataset, weights, attack=attack, buffers=buffers, device=device
+                federation,
+                dataset,
+                weights,
+                attack=attack,
+                buffers=buffers,
+                device=device,
+                metrics=self.metrics,
             )
 
     # -- what recording and recovery use --------------------------------------------------------
@@ -385,9 +401,19 @@ class FederatedLoop:
             self._subset = whole, fixed_subset(whole, self.eval_samples, self.seed)
         subset: Any = self._subset[1]
         found = evaluate(
-            federation, subset, global_weights, attack=attack, buffers=buffers, device=self.device
+            federation,
+            subset,
+            global_weights,
+            attack=attack,
+            buffers=buffers,
+            device=self.device,
+            metrics=self.metrics,
         )
         return {name: value for name, value in found.items() if value is not None}
+
+    def _check_evaluation(self, federation: Federation, attack: Attack | None) -> None:
+        federation.module.to(self.device)
+        check_evaluation(federation, attack=attack, device=self.device, metrics=self.metrics)
 
     def evaluates(self, t: int, max_rounds: int) -> bool:
         """Whether the curve has a point after round `t`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -62,11 +62,18 @@ class MetricsLog:
         loggers: Lightning loggers.
         prefix: Put before the names for loggers, such as `"record/"`.
         first_round: Rows from this round on are dropped from an existing file.
+        metrics: Names of what is evaluated besides TER and ASR.
     """
 
     def __init__(
-        self, path: Path | None, loggers: Sequence[Any], prefix: str, first_round: int
+        self,
+        path: Path | None,
+        loggers: Sequence[Any],
+        prefix: str,
+        first_round: int,
+        metrics: Iterable[str] = (),
     ) -> None:
+        self._evaluated = frozenset(("ter", "asr", *metrics))
         self._loggers = loggers
         self._prefix = prefix
         self._path = path
@@ -89,12 +96,28 @@ class MetricsLog:
     def _cells(self, row: Mapping[str, float]) -> list[str]:
         return [repr(row[name]) if name in row else "" for name in self._columns]
 
-    def write(self, t: int, values: Mapping[str, Any]) -> None:
+    def write(
+        self, t: int, values: Mapping[str, Any], evaluated: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the row of round `t`.
 
+        Args:
+            t: The round.
+            values: What was logged in it.
+            evaluated: What testing gave.
+
         Raises:
-            ConfigurationError: If a value is no number.
+            ConfigurationError: If a value is no number, or something was logged under the name of
+                a test result.
         """
+        taken = self._evaluated.intersection(values)
+        if taken:
+            raise ConfigurationError(
+                f"{sorted(taken)} was logged in round {t}, but that is what results on the test "
+                "data are called. HINT: log it under another name, such as "
+                f"`train_{min(taken)}`."
+            )
+        values = {**values, **(evaluated or {})}
         numbers = {name: _number(name, value) for name, value in values.items()}
         row = {"round": t, **numbers}
         self.rows.append(row)
@@ -111,9 +134,9 @@ class MetricsLog:
     def curve(self) -> list[dict[str, float]]:
         """Return the rows that have an evaluation."""
         return [
-            {k: row[k] for k in ("round", "ter", "asr") if k in row}
+            {k: v for k, v in row.items() if k == "round" or k in self._evaluated}
             for row in self.rows
-            if "ter" in row
+            if not self._evaluated.isdisjoint(row)
         ]
 
     def close(self) -> None:

@@ -127,7 +127,7 @@ class Recording:
         weights, first = self._begin(initial)
         folder = loop.folder
         path = folder / "record" / "metrics.csv" if folder and loop.logger is not False else None
-        log = MetricsLog(path, loop.loggers, "record/", first)
+        log = MetricsLog(path, loop.loggers, "record/", first, loop.metrics)
         seconds, saved = 0.0, time.monotonic()
         self.client_seconds = 0.0
         t = first
@@ -377,10 +377,11 @@ class Recording:
             seen = dataclasses.replace(seen, aggregate=aggregate, buffers=buffers)
             self.detector.observe(seen)
         spent = time.perf_counter() - began
-        values = {**sent.metrics, **logged}
+        values, tested = {**sent.metrics, **logged}, dict[str, float]()
         if loop.evaluates(t, self.max_rounds):
-            values.update(loop.evaluate_curve(self.federation, new, self.attack, engine.buffers))
-        log.write(t, values)
+            tested = loop.evaluate_curve(self.federation, new, self.attack, engine.buffers)
+        log.write(t, values, tested)
+        values = {**values, **tested}
         began = time.perf_counter()
         self.writer.write(record)
         spent += time.perf_counter() - began

@@ -80,7 +80,7 @@ class Recovery:
             finished = state["finished"]
         self.estimate_errors = EstimateErrors(self.folder, first)
         path = self.folder / "metrics.csv" if self.folder and loop.logger is not False else None
-        log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first)
+        log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first, loop.metrics)
         steps = list(self.recoverer.rounds(history, self.rounds))
         self.steps = steps = steps[: loop.limit(len(steps))]
         if state is None and steps and steps[0] > 0 and self.engine.buffers is not None:
@@ -273,10 +273,11 @@ class Recovery:
                 )
             engine.end_round()
         spent = time.perf_counter() - began - self.comparing
-        values = {"asked": float(self.asked), **logged}
+        values, tested = {"asked": float(self.asked), **logged}, dict[str, float]()
         if loop.evaluates(t, self.rounds) or t == self.steps[-1]:
-            values.update(loop.evaluate_curve(self.federation, new, self.attack, engine.buffers))
-        log.write(t, values)
+            tested = loop.evaluate_curve(self.federation, new, self.attack, engine.buffers)
+        log.write(t, values, tested)
+        values = {**values, **tested}
         if cohort:
             loop.call("on_round_end", ctx, values)
         return new, spent

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.clients.local import capture_logs, take, training_step
+from fedrec.clients.local import capture_logs, training_step
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
 from fedrec.server_training import server_client
@@ -48,7 +48,7 @@ def server_loss(
         with torch.no_grad(), capture_logs(module, 1):
             for start in range(0, server.num_samples, _BATCH):
                 index = np.arange(start, min(start + _BATCH, server.num_samples))
-                loss = training_step(module, take(server.dataset, index, device), 0)
+                loss = training_step(module, server.read(index, device), 0)
                 if loss is None:
                     raise ConfigurationError(
                         f"{method} needs the loss of the model, but the `training_step` of "

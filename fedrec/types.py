@@ -347,7 +347,7 @@ class RunResult:
         global_weights: Final global weights, shape $(d,)$.
         rounds: Rounds done, those before an interruption included.
         seconds: Wall-clock seconds of this run, evaluation left out.
-        curve: One row per evaluated round: `{"round": ..., "ter": ..., "asr": ...}`.
+        curve: One row per evaluated round: `{"round": ..., "ter": ..., "asr": ..., <metrics>}`.
         execution: The execution plan: executor, threads, device, precision; under `departure` why
             the executor left it, if it did, see `Executor.departure`.
         buffers: Final averaged buffers, shape $(b,)$, or `None`.

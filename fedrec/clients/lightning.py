@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from fedrec._checks import check_float, check_int
+from fedrec._checks import check_bool, check_float, check_int
 from fedrec.clients.base import Client
+from fedrec.clients.batches import (
+    CollateFn,
+    batch_indices,
+    collate_name,
+    failures_explained,
+    num_batches,
+    take,
+)
 from fedrec.clients.local import (
     as_number,
-    batch_indices,
     capture_logs,
     gradients_of,
     random_numbers,
     scaled,
-    take,
 )
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.exceptions import ConfigurationError, expected
@@ -42,7 +47,8 @@ class LightningClient(Client):
 
     The batches of a round, and whatever torch draws during training (dropout, augmentation), are a
     function of (seed, round, client), so a recovery replays those of the recording. As in
-    Lightning, the module trains in the `train` or `eval` mode it was handed over in.
+    Lightning, the module trains in the `train` or `eval` mode it was handed over in. Batches are
+    what a DataLoader makes of the samples, named tuples and dicts included, moved to the device.
 
     Args:
         client_id: Unique name.
@@ -54,6 +60,12 @@ class LightningClient(Client):
         local_steps: Mini-batch steps per round, at least 1.
         local_epochs: Passes over the data per round instead of `local_steps`.
         local_lr: What to divide by, see above; `None` for the optimiser's one learning rate.
+        drop_last: With `local_epochs`, leave out the last batch of a pass where it is smaller than
+            the others. A client with fewer samples than `batch_size` trains on the full batch all
+            the same.
+        collate_fn: Makes a batch of a list of samples, as in a DataLoader; `None` for torch's
+            `default_collate`. It must not depend on anything but the samples and what it draws
+            from torch.
 
     Raises:
         ConfigurationError: If an argument is out of range or the module lacks a method.
@@ -76,6 +88,8 @@ class LightningClient(Client):
         local_steps: int | None = None,
         local_epochs: int | None = None,
         local_lr: float | None = None,
+        drop_last: bool = False,
+        collate_fn: CollateFn | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise ConfigurationError(expected("module", "a LightningModule", type(module).__name__))
@@ -102,6 +116,9 @@ class LightningClient(Client):
             local_epochs = check_int("local_epochs", local_epochs, minimum=1)
         if local_lr is not None:
             local_lr = check_float("local_lr", local_lr, minimum=0, open_minimum=True)
+        check_bool("drop_last", drop_last)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigurationError(expected("collate_fn", "a function or None", collate_fn))
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ConfigurationError(
                 expected(
@@ -123,6 +140,8 @@ class LightningClient(Client):
         self.local_steps = local_steps
         self.local_epochs = local_epochs
         self.local_lr = local_lr
+        self.drop_last = drop_last
+        self.collate_fn = collate_fn
 
     def with_dataset(self, dataset: Dataset[Any]) -> Self:
         """Return the same client with other data; `num_samples`, its weight, stays."""
@@ -151,21 +170,35 @@ class LightningClient(Client):
             batch_size=batch_size,
             local_steps=steps,
             local_epochs=epochs,
+            drop_last=self.drop_last,
             purpose="batch" if ctx.batch_policy == "replay" else "batch-fresh",
         )
 
     def training_args(self) -> dict[str, Any]:
         """Return the arguments of local training by name."""
-        names = ("batch_size", "local_steps", "local_epochs", "local_lr")
-        return {name: getattr(self, name) for name in names}
+        names = ("batch_size", "local_steps", "local_epochs", "local_lr", "drop_last")
+        arguments = {name: getattr(self, name) for name in names}
+        return {**arguments, "collate_fn": collate_name(self.collate_fn)}
+
+    def read(self, indices: np.ndarray, device: torch.device) -> Any:
+        """Return samples of the client as a batch.
+
+        Args:
+            indices: Which of them.
+            device: Where they are needed.
+        """
+        return take(self.dataset, indices, device, self.collate_fn, f"client {self.client_id!r}")
 
     def num_local_steps(self, ctx: RoundContext) -> int:
         """Return the number of mini-batches of this round."""
         steps, epochs, batch_size = self._amount(ctx)
-        if epochs is None:
-            return steps or 1
-        size = len(self.dataset)
-        return epochs * math.ceil(size / min(batch_size or size, size))
+        return num_batches(
+            num_samples=len(self.dataset),
+            batch_size=batch_size,
+            local_steps=steps,
+            local_epochs=epochs,
+            drop_last=self.drop_last,
+        )
 
     def ends_epoch(self, step: int, num_steps: int, ctx: RoundContext) -> bool:
         """Whether local step `step` of `num_steps` is the last of a pass over the data."""
@@ -194,8 +227,9 @@ class LightningClient(Client):
             if not direct:
                 optimizer.adopt(parameters)
             for step, indices in enumerate(batches):
-                batch = take(self.dataset, indices, ctx.device)
-                gradients = gradients_of(module, parameters, batch, step, ctx, objective)
+                batch = self.read(indices, ctx.device)
+                with failures_explained(self.client_id, module, batch, indices):
+                    gradients = gradients_of(module, parameters, batch, step, ctx, objective)
                 if gradients is None:
                     continue
                 if direct:

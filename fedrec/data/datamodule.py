@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from numpy.typing import NDArray
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedrec._checks import check_float, check_int
 from fedrec.data.draw import draw_samples
@@ -23,9 +20,9 @@ from fedrec.data.partitioners.base import Partitioner
 from fedrec.data.partitioners.iid import IIDPartitioner
 from fedrec.data.partitioners.partition import Partition
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.random import key, numpy_generator, torch_generator
+from fedrec.random import numpy_generator, torch_generator
 
-__all__ = ["FederatedDataModule"]
+__all__ = ["FederatedDataModule", "check_dataset"]
 
 
 class FederatedDataModule(pl.LightningDataModule, ABC):
@@ -102,8 +99,10 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.server_beta = server_beta
 
     @abstractmethod
-    def load(self) -> tuple[TensorDataset, TensorDataset]:
+    def load(self) -> tuple[TensorDataset, TensorDataset | None]:
         """Return training and test data, each of inputs $(N, ...)$ and int64 labels $(N,)$.
+
+        Without test data (`None`) no error rate is computed.
 
         It is called once. It must return the same data each time, in every process.
         """
@@ -120,13 +119,20 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     ) -> FederatedDataModule:
         """Split the training data of any LightningDataModule over clients.
 
-        Its `prepare_data`, `setup`, `train_dataloader` and `test_dataloader` are called; only the
-        data sets of the loaders are used. Every sample is read once and kept in memory, with random
-        number generators seeded, so that a random split or augmentation comes out the same in every
-        process.
+        Its `prepare_data`, `setup`, `train_dataloader` and `test_dataloader` are called. Every
+        sample that the loaders give is read once and kept in memory: those that their samplers
+        choose, in the order of the data set, through their `collate_fn`. Without a test loader, the
+        validation loader takes its place, with a warning.
+
+        Random number generators are seeded before each `setup`, so that a random split comes out
+        the same for training and for testing, and, like a random augmentation, in every process. A
+        warning counts test samples that are training samples, too.
+
+        Clients have the batch size and `drop_last` of the training loader unless
+        `Federation.from_data` says otherwise.
 
         Args:
-            datamodule: A data module whose samples are pairs of a tensor and a label.
+            datamodule: A data module whose samples, or batches, are pairs of a tensor and labels.
             num_clients: Number of clients.
             partitioner: Who holds what; `None` means `IIDPartitioner()`.
             seed: Seed of the partition and of whatever the data module draws.
@@ -134,16 +140,19 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             server_beta: How unlike the training data those are; `None` for alike.
 
         Raises:
-            ConfigurationError: On first use, if the loaders or samples are of another kind.
+            ConfigurationError: On first use, if the loaders or samples are of another kind, a
+                sampler repeats samples, or batches are changed by hooks of the data module.
         """
+        from fedrec.data.lightning import FromDataModule  # it is a subclass of this class
+
         arguments = (num_clients, partitioner, seed, server_samples, server_beta)
-        return _FromDataModule(datamodule, *arguments)
+        return FromDataModule(datamodule, *arguments)
 
     @cached_property
-    def _datasets(self) -> tuple[TensorDataset, TensorDataset]:
+    def _datasets(self) -> tuple[TensorDataset, TensorDataset | None]:
         train, test = self.load()
-        for dataset in (train, test):
-            _check_dataset(f"{type(self).__name__}.load", dataset)
+        for dataset in (train,) if test is None else (train, test):
+            check_dataset(f"{type(self).__name__}.load", dataset)
         return train, test
 
     @cached_property
@@ -216,14 +225,25 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
 
     @property
-    def test_dataset(self) -> TensorDataset:
-        """The test data, which belong to no client."""
+    def test_dataset(self) -> TensorDataset | None:
+        """The test data, which belong to no client; `None` if there are none."""
         return self._datasets[1]
 
     @property
     def num_classes(self) -> int:
         """Number of classes: one more than the largest label."""
-        return 1 + max(int(dataset.tensors[1].max()) for dataset in self._datasets)
+        there = [dataset for dataset in self._datasets if dataset is not None]
+        return 1 + max(int(dataset.tensors[1].max()) for dataset in there)
+
+    @property
+    def client_batch_size(self) -> int | None:
+        """Batch size of clients where no other is asked for; `None` for the full batch."""
+        return None
+
+    @property
+    def client_drop_last(self) -> bool:
+        """Whether clients leave out a smaller last batch where nothing else is asked for."""
+        return False
 
     def client_datasets(self) -> dict[str, TensorDataset]:
         """Return every client's training data, by client id, in order."""
@@ -243,7 +263,13 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         )
 
     def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return a loader of the test data."""
+        """Return a loader of the test data.
+
+        Raises:
+            ConfigurationError: If there are no test data.
+        """
+        if self.test_dataset is None:
+            raise ConfigurationError(f"{self!r} has no test data. HINT: let `load` return some.")
         return DataLoader(self.test_dataset, batch_size=self.batch_size)
 
     def __repr__(self) -> str:
@@ -258,82 +284,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     __str__ = __repr__  # Lightning's would load the data to print it
 
 
-class _FromDataModule(FederatedDataModule):
-    """The data of another data module."""
-
-    def __init__(
-        self,
-        datamodule: pl.LightningDataModule,
-        num_clients: int,
-        partitioner: Partitioner | None,
-        seed: int,
-        server_samples: int,
-        server_beta: float | None,
-    ) -> None:
-        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
-        # Not isinstance: a data module of `lightning.pytorch` is as good, but another class.
-        needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
-        if not all(callable(getattr(datamodule, name, None)) for name in needed):
-            raise ConfigurationError(expected("datamodule", "a LightningDataModule", datamodule))
-        self.datamodule = datamodule
-
-    def load(self) -> tuple[TensorDataset, TensorDataset]:
-        data = self.datamodule
-        draws = key(self.seed, "datamodule") % 2**32
-        with isolate_rng(include_cuda=False):
-            torch.manual_seed(draws)
-            np.random.seed(draws)  # noqa: NPY002 - what the user's code may draw from
-            random.seed(draws)
-            data.prepare_data()
-            data.setup("fit")
-            train = self._read("train_dataloader", data.train_dataloader)
-            data.setup("test")
-            test = self._read("test_dataloader", data.test_dataloader)
-        return train, test
-
-    def _read(self, name: str, make_loader: Callable[[], Any]) -> TensorDataset:
-        """Read every sample behind a loader into memory."""
-        method = f"{type(self.datamodule).__name__}.{name}"
-        try:
-            dataset: Any = getattr(make_loader(), "dataset", None)
-        except MisconfigurationException as error:
-            raise ConfigurationError(f"Cannot call {method}. HINT: write this method.") from error
-        if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-            inputs, labels = dataset.tensors
-        else:
-            inputs, labels = self._stack(method, dataset)
-        # Labels that are not integers are left for the check to refuse.
-        result = TensorDataset(inputs, labels if labels.is_floating_point() else labels.long())
-        _check_dataset(method, result)
-        return result
-
-    @staticmethod
-    def _stack(method: str, dataset: Any) -> tuple[Tensor, Tensor]:
-        sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        if not sized or isinstance(dataset, IterableDataset):
-            raise ConfigurationError(
-                f"Expected {method} to return one DataLoader over a map-style dataset, "
-                f"but its dataset is {dataset!r}. HINT: give it `__len__` and `__getitem__`."
-            )
-        samples = [dataset[i] for i in range(len(dataset))]
-        for sample in samples:
-            pair = isinstance(sample, tuple | list) and len(sample) == 2
-            if not (pair and isinstance(sample[0], Tensor) and hasattr(sample[1], "__index__")):
-                raise ConfigurationError(
-                    f"Expected the samples of {method} to be pairs of a tensor and a class label, "
-                    f"but got {sample!r}. HINT: give the dataset a transform that makes tensors."
-                )
-        shapes = sorted({tuple(sample[0].shape) for sample in samples})
-        if len(shapes) != 1:
-            raise ConfigurationError(
-                f"Expected the samples of {method} to be of one shape, but got {shapes[:5]}. "
-                "HINT: give the dataset a transform that makes them equal, and at least one sample."
-            )
-        labels = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
-        return torch.stack([sample[0] for sample in samples]), labels
-
-
-def _check_dataset(source: str, dataset: object) -> None:
+def check_dataset(source: str, dataset: object) -> None:
     """Raise unless this is a non-empty TensorDataset of inputs and class labels."""
     found: object = type(dataset).__name__
     if isinstance(dataset, TensorDataset):

@@ -8,18 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
-from torch.utils.data import TensorDataset
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fedrec.clients.batches import is_plain
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import random_numbers, take
+from fedrec.clients.local import random_numbers
 from fedrec.types import RoundContext
 
-__all__ = ["ClientData"]
+__all__ = ["CannotJoinError", "ClientData"]
 
 # On a CPU a second copy saves little and costs as much memory as the data.
 _LARGEST_COPY = {"cpu": 64 << 20}
 _LARGEST_COPY_ON_DEVICE = 4 << 30
+
+
+class CannotJoinError(Exception):
+    """The batches of several clients cannot be made one; the message says why."""
 
 
 class ClientData:
@@ -37,10 +42,11 @@ class ClientData:
     def __init__(self, clients: Sequence[LightningClient], device: torch.device) -> None:
         self.device = device
         # The data sets are kept, so that no other object gets the identity of one of them.
-        self._datasets = {id(c.dataset): c.dataset for c in clients}
+        unlike: dict[int, Any] = {id(c.dataset): c for c in clients}
+        self._datasets = {key: c.dataset for key, c in unlike.items()}
         self._offsets: dict[int, int] = {}
         self._tensors: tuple[Tensor, ...] = ()
-        found = [d.tensors for d in self._datasets.values() if type(d) is TensorDataset]
+        found = [c.dataset.tensors for c in unlike.values() if is_plain(c.dataset, c.collate_fn)]
         if len(found) < len(self._datasets) or not _alike(found):
             return
         size = sum(t.nbytes for tensors in found for t in tensors)
@@ -67,26 +73,28 @@ class ClientData:
 
         Yields:
             What a data loader would give, with $c b$ samples.
+
+        Raises:
+            CannotJoinError: If the batches of the clients are not tensors of one shape and type
+                with $b$ rows each, in the same places.
         """
         num_steps = range(len(batches[0]))
-        if all(type(c.dataset) is TensorDataset for c in clients):
+        if all(is_plain(c.dataset, c.collate_fn) for c in clients):
             for step in num_steps:
                 yield self._read(clients, [steps[step] for steps in batches])
             return
         parts = [_draw(c, steps, ctx) for c, steps in zip(clients, batches, strict=True)]
         for step in num_steps:
-            yield tree_map(lambda *xs: torch.cat(xs), *(taken[step] for taken in parts))
+            yield _joined([taken[step] for taken in parts], len(batches[0][step]))
 
-    def _read(
-        self, clients: Sequence[LightningClient], indices: Sequence[np.ndarray]
-    ) -> tuple[Tensor, ...]:
+    def _read(self, clients: Sequence[LightningClient], indices: Sequence[np.ndarray]) -> Any:
         starts = [self._offsets[id(c.dataset)] for c in clients if id(c.dataset) in self._offsets]
         if len(starts) == len(clients):
             rows = np.concatenate(indices) + np.repeat(starts, len(indices[0]))
             index = torch.from_numpy(rows).to(self.device)
-            return tuple(t.index_select(0, index) for t in self._tensors)
-        parts = [take(c.dataset, i, self.device) for c, i in zip(clients, indices, strict=True)]
-        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+            return [t.index_select(0, index) for t in self._tensors]
+        parts = [c.read(i, self.device) for c, i in zip(clients, indices, strict=True)]
+        return _joined(parts, len(indices[0]))
 
 
 def _alike(datasets: Sequence[tuple[Tensor, ...]]) -> bool:
@@ -94,7 +102,24 @@ def _alike(datasets: Sequence[tuple[Tensor, ...]]) -> bool:
     return len({tuple((t.shape[1:], t.dtype) for t in tensors) for tensors in datasets}) == 1
 
 
+def _joined(batches: Sequence[Any], size: int) -> Any:
+    """Make one batch of those of several clients, of `size` samples each."""
+    # To torch's trees a packed sequence is a named tuple, but its rows are not those of samples.
+    flat = [tree_flatten(b, is_leaf=lambda x: isinstance(x, PackedSequence)) for b in batches]
+    spec = flat[0][1]
+    if any(other != spec for _, other in flat):
+        raise CannotJoinError("clients' batches are not alike")
+    joined = []
+    for parts in zip(*(leaves for leaves, _ in flat), strict=True):
+        if not all(isinstance(x, Tensor) and x.shape[:1] == (size,) for x in parts):
+            raise CannotJoinError("batches do not consist of tensors with a row for each sample")
+        if len({(x.shape, x.dtype) for x in parts}) > 1:
+            raise CannotJoinError("clients' batches differ in shape or type")
+        joined.append(torch.cat(parts))
+    return tree_unflatten(joined, spec)
+
+
 def _draw(client: LightningClient, steps: Sequence[np.ndarray], ctx: RoundContext) -> list[Any]:
     """Return the batch of each step, drawing the random numbers a sequential client draws."""
     with random_numbers(ctx, client.client_id):
-        return [take(client.dataset, indices, ctx.device) for indices in steps]
+        return [client.read(indices, ctx.device) for indices in steps]

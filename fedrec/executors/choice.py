@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedrec.clients.local import LogMeans
 from fedrec.clients.state import ModuleState
+from fedrec.executors.batches import CannotJoinError
 from fedrec.executors.cohort import Cohort, Train
 from fedrec.executors.grouped import refuse_shared_parameters, train_grouped
 from fedrec.executors.sequential import SequentialExecutor
@@ -78,7 +79,7 @@ def choose(
 
 def reason_of(error: Exception) -> str:
     """Say why a path cannot be taken, in words that are the same in every process."""
-    if isinstance(error, CannotGroupError):
+    if isinstance(error, (CannotGroupError, CannotJoinError)):
         return str(error)
     first_line = re.sub(r"0x[0-9a-f]+", "0x", (str(error).splitlines() or [""])[0])
     return f"its training_step fails there ({type(error).__name__}: {first_line})"

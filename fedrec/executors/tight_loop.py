@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedrec.clients.batches import failures_explained
 from fedrec.clients.local import (
     LogMeans,
     capture_logs,
@@ -12,7 +13,6 @@ from fedrec.clients.local import (
     gradients_of,
     scaled,
     seed_torch,
-    take,
 )
 from fedrec.executors.cohort import Cohort
 
@@ -39,8 +39,9 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
             logged.clear()
             seed_torch(ctx, client.client_id)
             try:
-                batch = take(client.dataset, steps[0], ctx.device)
-                gradients = gradients_of(module, parameters, batch, 0, ctx)
+                batch = client.read(steps[0], ctx.device)
+                with failures_explained(client.client_id, module, batch, steps[0]):
+                    gradients = gradients_of(module, parameters, batch, 0, ctx)
             except Exception as error:
                 error.add_note(f"while client {client.client_id!r} trained in round {ctx.round}")
                 raise

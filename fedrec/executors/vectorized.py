@@ -19,7 +19,7 @@ from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import ModuleState
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
-from fedrec.executors.batches import ClientData
+from fedrec.executors.batches import CannotJoinError, ClientData
 from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
@@ -207,7 +207,10 @@ class VectorizedExecutor(Executor):
         with traceless(self._state):
             for direct, rows in kinds.items():
                 choice = self._choices[direct]
-                cohort.train(PATHS[choice.path], choice.chunk_size, rows, updates, logs)
+                try:
+                    cohort.train(PATHS[choice.path], choice.chunk_size, rows, updates, logs)
+                except CannotJoinError:  # of samples that differ in length, in this round alone
+                    return None
         return CohortUpdates(
             client_ids=tuple(c.client_id for c in clients),
             updates=updates,

@@ -1,28 +1,100 @@
-"""Predicted labels from logits."""
+"""Predicted and true labels from what a model gives and what a data set says."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedrec.exceptions import ShapeError
+from fedrec.exceptions import ConfigurationError, ShapeError
 
-__all__ = ["predicted_labels"]
+__all__ = ["UndefinedRateError", "decisions", "has_one_logit_each", "num_classes"]
+
+# Positions with this label are left out, as torch's `cross_entropy` does.
+_IGNORED = -100
 
 
-def predicted_labels(preds: Tensor, target: Tensor) -> Tensor:
-    """Return predicted labels $(B,)$, given logits $(B, C)$ or labels $(B,)$.
+class UndefinedRateError(ConfigurationError):
+    """There are no labels to be right or wrong about."""
 
-    A row of logits with a NaN predicts no label at all, which is written as -1: the argmax of a
+
+def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return predicted and true labels, of one shape, or flat where positions are left out.
+
+    What a NaN has a part in predicts no label at all, which is written as -1: the argmax of a
     diverged model would be an arbitrary class, possibly the attacker's.
+
+    Args:
+        preds: Logits of classes $(B, C, ...)$; one logit for each label; or integer labels.
+        target: Labels $(B, ...)$.
+
+    Raises:
+        UndefinedRateError: If the targets are numbers, not labels.
+        ShapeError: If shapes or labels do not fit.
     """
-    is_logits = preds.ndim == 2 and preds.is_floating_point()
-    is_labels = preds.ndim == 1 and not preds.is_floating_point()
-    if not (is_logits or is_labels) or target.shape != preds.shape[:1]:
+    if preds.shape == target.shape and not preds.is_floating_point():
+        return preds, target
+    if has_one_logit_each(preds, target):
+        _require_zero_or_one(target)
+        target = target.reshape(preds.shape)
+        return torch.where(preds.isnan(), -1, (preds > 0).long()), target.long()
+    positions = (*preds.shape[:1], *preds.shape[2:])
+    if not preds.is_floating_point() or preds.ndim < 2 or target.shape != positions:
         raise ShapeError(
-            "Expected `preds` to be logits (B, C) or integer labels (B,) and `target` to be (B,), "
-            f"but got {preds.dtype} of shape {tuple(preds.shape)} and {tuple(target.shape)}."
+            "Expected `preds` to be logits (B, C, ...) for `target` (B, ...), one logit for each "
+            f"label in `target`, or integer labels, but got {preds.dtype} of shape "
+            f"{tuple(preds.shape)} for {tuple(target.shape)}."
         )
-    if is_labels:
-        return preds
-    return torch.where(preds.isnan().any(dim=1), -1, preds.argmax(dim=1))
+    if target.is_floating_point():
+        raise UndefinedRateError(_undefined(target))
+    found = torch.where(preds.isnan().any(dim=1), -1, preds.argmax(dim=1))
+    kept, classes = target != _IGNORED, preds.shape[1]
+    if not bool(kept.all()):
+        found, target = found[kept], target[kept]
+    odd = target[(target < 0) | (target >= classes)]
+    if len(odd):
+        raise ShapeError(
+            f"Expected labels in 0..{classes - 1}, as many as the model has outputs, but got "
+            f"{int(odd[0])}. HINT: give the model as many outputs as there are classes; a label of "
+            f"{_IGNORED} leaves a position out."
+        )
+    return found, target
+
+
+def has_one_logit_each(preds: Tensor, target: Tensor) -> bool:
+    """Whether there is one logit for each label: shapes are equal, but for a dimension of 1."""
+    if not preds.is_floating_point():
+        return False
+    shapes = {tuple(preds.shape), tuple(target.shape)}
+    if len(shapes) == 1:
+        return True
+    longer, shorter = sorted(shapes, key=len, reverse=True)
+    return longer[1:2] == (1,) and shorter == (*longer[:1], *longer[2:])
+
+
+def num_classes(preds: Tensor, target: Tensor) -> int | None:
+    """Return how many labels a prediction chooses from; `None` if it is made of labels."""
+    if has_one_logit_each(preds, target):
+        return 2
+    return preds.shape[1] if preds.is_floating_point() and preds.ndim > 1 else None
+
+
+def _require_zero_or_one(target: Tensor) -> None:
+    odd = target[(target != 0) & (target != 1)]
+    if not len(odd):
+        return
+    if target.is_floating_point():
+        raise UndefinedRateError(_undefined(odd))
+    raise ShapeError(
+        f"Expected labels 0 and 1 where the model gives one logit for each label, but got "
+        f"{odd[0].item()}. HINT: give the model one output for each class; numbers to regress on "
+        "have to be floating-point."
+    )
+
+
+def _undefined(target: Tensor) -> str:
+    value = f"{target.flatten()[0].item():g}" if target.numel() else "none"
+    return (
+        f"The test error rate is undefined for targets that are numbers and not labels "
+        f"({str(target.dtype).removeprefix('torch.')}, such as {value}). HINT: measure something "
+        'else with `FederatedLoop(metrics={"mse": MeanSquaredError()})`; class labels are integers.'
+    )

@@ -7,7 +7,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fedrec._checks import check_int
-from fedrec.metrics._labels import predicted_labels
+from fedrec.exceptions import ConfigurationError, ShapeError, expected
+from fedrec.metrics._labels import decisions, num_classes
 
 __all__ = ["AttackSuccessRate"]
 
@@ -27,13 +28,14 @@ class AttackSuccessRate(Metric):
         target_label: The label $c$ that the attacker wants.
 
     Shape:
-        - `preds`: logits $(B, C)$ of inputs with the trigger, or predicted labels $(B,)$.
-        - `target`: true labels $(B,)$.
+        - `preds`: of inputs with the trigger, logits $(B, C)$, one logit for each of two classes
+          ($(B,)$ or $(B, 1)$, 1 where it is above 0), or predicted labels $(B,)$.
+        - `target`: true labels $(B,)$ or $(B, 1)$.
         - Output of `compute`: a scalar in [0, 1].
 
     Raises:
-        ConfigurationError: If `target_label` is negative.
-        ShapeError: If the shapes do not fit.
+        ConfigurationError: If `target_label` is negative, or the model cannot predict it.
+        ShapeError: If the shapes do not fit, or there is more than one label an input.
 
     Examples:
         >>> asr = AttackSuccessRate(target_label=0)
@@ -59,8 +61,18 @@ class AttackSuccessRate(Metric):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Count the hits among a batch of triggered inputs."""
-        labels = predicted_labels(preds, target)
-        others = target != self.target_label
+        labels, truth = decisions(preds, target)
+        if target.numel() != len(target):
+            raise ShapeError(
+                "The attack success rate is undefined where an input has several labels: "
+                f"`target` has shape {tuple(target.shape)}. HINT: use an attack without a trigger, "
+                "or one label for each input."
+            )
+        classes = num_classes(preds, target)
+        if classes is not None and self.target_label >= classes:
+            requirement = f"below {classes}, the number of classes that the model predicts"
+            raise ConfigurationError(expected("target_label", requirement, self.target_label))
+        others = truth != self.target_label
         self.hits += (others & (labels == self.target_label)).sum()
         self.total += others.sum()
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fedrec.metrics._labels import predicted_labels
+from fedrec.metrics._labels import decisions
 
 __all__ = ["TestErrorRate"]
 
@@ -18,19 +18,32 @@ class TestErrorRate(Metric):
 
     A row of logits with a NaN counts as wrong. Without any input the result is NaN.
 
+    What a label is follows from the shapes. Several classes: the largest of $C$ logits, for each
+    position where there are several; positions with the label -100 are left out, as in torch's
+    `cross_entropy`. One logit for each label: a label of 1 is predicted where the logit is above 0.
+    With several such labels a sample (multi-label) the rate is the fraction of all labels that are
+    wrong, and not of samples with a wrong one.
+
     Shape:
-        - `preds`: logits $(B, C)$, or predicted labels $(B,)$.
-        - `target`: true labels $(B,)$.
+        - `preds`: logits $(B, C)$ or $(B, C, ...)$; one logit for each label, $(B,)$, $(B, 1)$ or
+          $(B, L)$; or predicted labels, integers in the shape of `target`.
+        - `target`: true labels, integers $(B,)$ or $(B, ...)$; with one logit for each, 0 or 1 of
+          any type, $(B,)$, $(B, 1)$ or $(B, L)$.
         - Output of `compute`: a scalar in [0, 1].
 
     Raises:
-        ShapeError: If the shapes do not fit.
+        ShapeError: If the shapes do not fit, or labels are beyond the outputs.
+        ConfigurationError: If targets are numbers (regression).
 
     Examples:
         >>> ter = TestErrorRate()
         >>> ter.update(torch.tensor([1, 2, 0, 1]), torch.tensor([1, 2, 2, 1]))
         >>> ter.compute()
         tensor(0.2500)
+        >>> ter.reset()
+        >>> ter.update(torch.tensor([[-0.5], [2.0]]), torch.tensor([0.0, 0.0]))  # one logit each
+        >>> ter.compute()
+        tensor(0.5000)
     """
 
     __test__ = False  # not a test class, whatever its name
@@ -50,9 +63,9 @@ class TestErrorRate(Metric):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Count the wrong predictions of a batch."""
-        labels = predicted_labels(preds, target)
-        self.wrong += (labels != target).sum()
-        self.total += target.numel()
+        labels, truth = decisions(preds, target)
+        self.wrong += (labels != truth).sum()
+        self.total += truth.numel()
 
     def compute(self) -> Tensor:
         """Return the fraction over all batches."""

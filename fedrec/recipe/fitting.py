@@ -12,6 +12,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from fedrec.attacks.base import Attack
 from fedrec.data import FederatedDataModule
 from fedrec.exceptions import RecipeError, expected
 from fedrec.recipe.failures import reason_of
@@ -35,9 +36,11 @@ def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
             than there are classes.
     """
     with isolate_rng(include_cuda=False), torch.no_grad():
-        model = build_parts(recipe).model.eval()
+        parts = build_parts(recipe)
+        model = parts.model.eval()
         # As the test takes them: a data set may do something to its samples.
-        samples = [data.test_dataset[i] for i in range(min(2, len(data.test_dataset)))]
+        dataset = data.train_dataset if data.test_dataset is None else data.test_dataset
+        samples = [dataset[i] for i in range(min(2, len(dataset)))]
         inputs = default_collate(samples)[0]
         try:
             output = model(inputs.to(model.device))
@@ -45,6 +48,13 @@ def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
             mistakes = _misfit(_arguments(recipe.config, model), type(model), inputs, error)
             raise RecipeError(mistakes) from error
     name, classes = type(model).__name__, data.num_classes
+    one_logit = isinstance(output, Tensor) and tuple(output.shape) in (
+        (len(inputs),),
+        (len(inputs), 1),
+    )
+    if one_logit and classes <= 2:
+        _check_target(parts.attack, 2)
+        return
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(inputs):
         found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise RecipeError(
@@ -58,6 +68,15 @@ def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
             text = expected("num_classes", wanted, has, hint=hint)
             raise RecipeError(f"model.init_args.num_classes: {text}")
         raise RecipeError(f"model: {expected(f'outputs of {name}', wanted, has)}")
+    _check_target(parts.attack, output.shape[1])
+
+
+def _check_target(attack: Attack | None, num_outputs: int) -> None:
+    """Refuse an attack that aims at a label that the model cannot predict."""
+    label = None if attack is None else attack.target_label
+    if label is not None and label >= num_outputs:
+        wanted = f"below {num_outputs}, the number of classes that the model predicts"
+        raise RecipeError(f"attack: {expected('target_label', wanted, label)}")
 
 
 def _misfit(given: Mapping[str, Any], model: type, inputs: Tensor, error: Exception) -> list[str]:

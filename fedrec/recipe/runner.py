@@ -367,6 +367,8 @@ class _Session:
         )
 
     def _test(self, result: RunResult) -> dict[str, float | None]:
+        if self.federation.test_dataset is None:
+            return {"ter": None, "asr": None}
         return self.loop.test(
             self.federation,
             result.global_weights,

@@ -230,8 +230,7 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         cls, init = store
         path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
         make.construct(cls, {**init, **path}, "history.init_args")
-    folder = {"default_root_dir": _FOLDER}
-    loop = arguments("loop", FederatedLoop, folder, FederatedLoop, logger=_LOGGER)
+    loop = arguments("loop", FederatedLoop, _LOOP, FederatedLoop, logger=_LOGGER)
     required = partial(check_recording, max_rounds=1, server_lr=1.0)
     record = arguments("record", FederatedLoop.record, _RECORD, required)
     recover, exclude = _recover(config, make)
@@ -255,9 +254,14 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
 
 
 _LOGGER = bool | Logger | list[Logger]
+_LOOP = {
+    "default_root_dir": _FOLDER,
+    "metrics": "the section `metrics` of a recipe measures every model.",
+}
 _FEDERATION = {
     "data": "",
     "module": "",
+    "collate_fn": "a function is given in Python; let the data set of a recipe make samples alike.",
     "server_data": "`data` puts samples aside for the server with `server_samples`.",
 }
 _RECORD = {
@@ -286,6 +290,7 @@ def _check_federation(
     fake_clients: Any = 0,
     buffers: Any = "refuse",
     seed: Any = 0,
+    drop_last: Any = None,
     **training: Any,
 ) -> None:
     """Check what `Federation.from_data` would, without any data."""
@@ -297,6 +302,7 @@ def _check_federation(
     check_int("seed", seed, minimum=0)
     check_choice("buffers", buffers, ("refuse", "average"))
     if isinstance(model, pl.LightningModule):
+        training["drop_last"] = False if drop_last is None else drop_last
         LightningClient("client", model, [None], **training)  # type: ignore[arg-type]
 
 

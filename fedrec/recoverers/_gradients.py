@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch.optim import SGD
 
+from fedrec.clients.batches import num_batches
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import capture_logs
 from fedrec.clients.optimizer import LocalOptimizer
@@ -57,7 +57,10 @@ def warn_unless_gradients(federation: Federation, remaining: Sequence[str], meth
 
 
 def _steps(client: LightningClient) -> int:
-    if client.local_epochs is None:
-        return client.local_steps or 1
-    size = client.num_samples
-    return client.local_epochs * math.ceil(size / min(client.batch_size or size, size))
+    return num_batches(
+        num_samples=client.num_samples,
+        batch_size=client.batch_size,
+        local_steps=client.local_steps,
+        local_epochs=client.local_epochs,
+        drop_last=client.drop_last,
+    )

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg, Median
-from fedrec.clients.local import batch_indices
+from fedrec.clients.batches import batch_indices
 from fedrec.data.draw import draw_samples
 from fedrec.functional import (
     distance_to_random_models,

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import MeanSquaredError, MetricCollection
+from torchmetrics.classification import BinaryAccuracy, BinaryF1Score
 
+from fedrec import FederatedLoop, LightningClient
+from fedrec.aggregators import FedAvg
+from fedrec.attacks import BackdoorAttack, FeatureTrigger
 from fedrec.evaluation import evaluate, fixed_subset
+from fedrec.exceptions import ConfigurationError, FedrecWarning, ShapeError
 from fedrec.federation import Federation
+from fedrec.history import MemoryHistory
 from fedrec.testing.problems import QuadraticClient
 
 X = torch.eye(2).repeat(5, 1)
@@ -25,6 +36,15 @@ class Relabelled(TensorDataset):
         return x, 1 - y
 
 
+class _Modes:
+    """Where what a forward pass saw is kept outside of the module."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def note(self, modes: list[bool]) -> None:
+        _Modes.seen = modes
+
+
 class Parts(nn.Module):
     """Logits are the input times the weights."""
 
@@ -32,10 +52,11 @@ class Parts(nn.Module):
         super().__init__()
         self.linear = nn.Linear(2, 2, bias=False)
         self.frozen = nn.Sequential(nn.Dropout(0.5), nn.Identity())
-        self.modes: list[bool] = []
+        self.modes = _Modes()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.modes = [part.training for part in self.modules()]
+        self.modes.note([part.training for part in self.modules()])
+        self.calls = getattr(self, "calls", 0) + 1
         return self.linear(self.frozen(x))
 
 
@@ -78,5 +99,203 @@ def test_every_part_of_the_model_keeps_its_mode(error: bool) -> None:
             run(module, TensorDataset(X.repeat(1, 2), Y))
     else:
         run(module, TensorDataset(X, Y))
-    assert module.modes == [False] * 5  # all of it was in evaluation mode in between
+    assert _Modes.seen == [False] * 5  # all of it was in evaluation mode in between
     assert [part.training for part in module.modules()] == before
+    assert not hasattr(module, "calls")
+
+
+# --- what can be tested, and what is refused ------------------------------------------------------
+
+
+class Fixed(pl.LightningModule):
+    """Gives what a function makes of the input, whose only parameter does nothing."""
+
+    def __init__(self, function: Any = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (self.weight**2).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def federation(dataset: Any, function: Any = same, **local: Any) -> Federation:
+    module = Fixed(function)
+    client = LightningClient("a", module, TensorDataset(torch.zeros(2, 1)), **local)
+    return Federation([client], module, test_dataset=dataset)
+
+
+def loop(**kwargs: Any) -> FederatedLoop:
+    return FederatedLoop(logger=False, enable_progress_bar=False, **kwargs)
+
+
+def result_of(dataset: Any, function: Any = same, attack: Any = None, **kwargs: Any) -> Any:
+    return loop(**kwargs).test(federation(dataset, function), torch.zeros(1), attack=attack)
+
+
+def recorded(made: Federation, **kwargs: Any) -> MemoryHistory:
+    history = MemoryHistory()
+    attack = kwargs.pop("attack", None)
+    result = loop(**kwargs).record(
+        made, FedAvg(), history, max_rounds=2, server_lr=0.1, attack=attack
+    )
+    history.curve = result.curve
+    return history
+
+
+# Of five samples the second and the last are on the wrong side of 0.
+LOGITS, BINARY = torch.tensor([2.0, 1.0, -1.0, -3.0, 0.5]), torch.tensor([1, 0, 0, 0, 0])
+
+
+def test_a_model_with_one_logit() -> None:
+    assert result_of(TensorDataset(LOGITS[:, None], BINARY))["ter"] == pytest.approx(0.4)
+
+
+def test_outputs_that_look_like_probabilities_are_warned_of() -> None:
+    dataset = TensorDataset(LOGITS[:, None], BINARY)
+    with pytest.warns(FedrecWarning, match=r"All outputs of Fixed .* in \[0, 1\]"):
+        assert result_of(dataset, torch.sigmoid)["ter"] == pytest.approx(0.8)
+
+
+def test_one_hot_labels_are_warned_of() -> None:
+    dataset = TensorDataset(4 * torch.eye(3) - 2, torch.eye(3)[[0, 1, 0]])
+    with pytest.warns(FedrecWarning, match="exactly one of 3 labels"):
+        assert result_of(dataset)["ter"] == pytest.approx(2 / 9)
+    several = TensorDataset(4 * torch.eye(3) - 2, torch.ones(3, 3))
+    assert result_of(several)["ter"] == pytest.approx(6 / 9)
+
+
+REGRESSION = TensorDataset(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 4.0]))
+
+
+def test_regression_is_refused_before_anything_is_recorded() -> None:
+    history = MemoryHistory()
+    with pytest.raises(ConfigurationError, match="undefined for targets that are numbers"):
+        loop().record(federation(REGRESSION), FedAvg(), history, max_rounds=1, server_lr=0.1)
+    assert history.is_empty
+    with pytest.raises(ConfigurationError, match="undefined for targets that are numbers"):
+        result_of(REGRESSION)
+
+
+def test_metrics_of_the_users_own_in_curves_and_tests() -> None:
+    given = {"mse": MeanSquaredError()}
+    squared = (0.25 + 4) / 2
+    assert result_of(REGRESSION, metrics=given) == {"ter": None, "asr": None, "mse": squared}
+    history = recorded(federation(REGRESSION), metrics=given, eval_every=1)
+    assert history.curve == [{"round": t, "mse": squared} for t in range(2)]
+    assert given["mse"].update_called is False
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (BinaryAccuracy(), ["BinaryAccuracy"]),
+        ([BinaryAccuracy(), BinaryF1Score()], ["BinaryAccuracy", "BinaryF1Score"]),
+        (MetricCollection([BinaryAccuracy(), BinaryF1Score()], prefix="test_"), None),
+        (MetricCollection({"acc": BinaryAccuracy(), "f1": BinaryF1Score()}), ["acc", "f1"]),
+    ],
+)
+def test_metrics_in_any_form(given: Any, names: Any) -> None:
+    names = names or ["test_BinaryAccuracy", "test_BinaryF1Score"]
+    found = result_of(TensorDataset(LOGITS, BINARY), metrics=given)
+    # One true positive, two false ones.
+    assert [found[name] for name in names] == pytest.approx([0.6, 0.5][: len(names)])
+    assert list(found) == ["ter", "asr", *names]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"ter": BinaryAccuracy()}, "but got 'ter'"),
+        ([BinaryAccuracy(), BinaryAccuracy()], "names that differ"),
+        ({"f1": "f1"}, "`metrics` to be torchmetrics by name, but got 'f1'"),
+        (5, "`metrics` to be torchmetrics by name"),
+    ],
+)
+def test_metrics_are_checked(given: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        loop(metrics=given)
+
+
+def test_a_metric_that_does_not_fit_is_refused_before_anything_is_recorded() -> None:
+    made = federation(TensorDataset(LOGITS[:, None], BINARY))
+    with pytest.raises(ConfigurationError, match="The metric `mse` does not fit"):
+        recorded(made, metrics={"mse": MeanSquaredError()})
+
+
+@pytest.mark.parametrize(
+    ("dataset", "label", "reason"),
+    [
+        (TensorDataset(torch.zeros(2, 8), torch.tensor([0, 1])), 8, "`target_label` to be below 8"),
+        (TensorDataset(torch.zeros(2, 8), torch.zeros(2, 8)), 0, "several labels"),
+        (TensorDataset(torch.zeros(2, 8), torch.full((2, 8), 0.5)), 0, "targets that are numbers"),
+    ],
+)
+@pytest.mark.parametrize("metrics", [None, {"mse": MeanSquaredError()}])
+def test_attack_success_that_is_undefined(dataset, label, reason, metrics) -> None:
+    attack = BackdoorAttack(FeatureTrigger(k=8), target_label=label)
+    with pytest.raises((ConfigurationError, ShapeError), match=reason):
+        recorded(federation(dataset), attack=attack)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        ([(torch.zeros(1), 0, 1)] * 2, "is a list of 3"),
+        ([{"x": torch.zeros(1), "y": 0}] * 2, "is a dict of 2"),
+        ([torch.zeros(1)] * 2, "is a Tensor"),
+        ([(torch.zeros(1), "cat")] * 2, "with a tensor of labels"),
+        ([(torch.zeros(1 + i), 0) for i in range(2)], "samples of the test data into one batch"),
+        ([], "`test_dataset`"),
+    ],
+)
+def test_test_samples_of_other_kinds_are_refused(dataset: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        recorded(federation(dataset))
+
+
+def test_the_clients_collate_fn_is_used_for_test_data() -> None:
+    def padded(samples: list[Any]) -> Any:
+        return pad_sequence([x for x, _ in samples], batch_first=True), torch.tensor([0, 1])
+
+    made = federation([(torch.ones(1), 0), (torch.ones(2), 1)], collate_fn=padded)
+    found = loop().test(made, torch.zeros(1))
+    assert found["ter"] == 0.5  # of two equal logits the first is taken
+
+
+def test_inputs_of_any_structure() -> None:
+    dataset = [({"a": LOGITS[i : i + 1], "b": 1.0}, BINARY[i]) for i in range(5)]
+    assert result_of(dataset, lambda x: x["a"])["ter"] == pytest.approx(0.4)
+
+
+def test_an_output_that_is_no_tensor() -> None:
+    dataset = TensorDataset(LOGITS, BINARY)
+    with pytest.raises(ConfigurationError, match=r"Fixed\.forward` to give a tensor .* dict"):
+        result_of(dataset, lambda x: {"logits": x})
+
+
+def test_testing_leaves_no_trace_and_does_not_depend_on_what_was_drawn() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        noise = np.random.rand() + random.random()  # noqa: NPY002 - a user's own
+        return x + torch.randn_like(x) + noise
+
+    dataset = TensorDataset(torch.zeros(50), torch.arange(50) % 2)
+    made = federation(dataset, noisy)
+    with torch.no_grad():
+        made.module.weight.fill_(7.0)
+    torch.manual_seed(3)
+    first, expected = loop().test(made, torch.zeros(1)), torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(2), expected)
+    assert loop().test(made, torch.zeros(1)) == first
+    assert made.module.weight.tolist() == [7.0]

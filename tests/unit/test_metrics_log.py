@@ -29,7 +29,8 @@ def write(path: Path | None, rows: list[dict[str, Any]], first_round: int = 0) -
     log = MetricsLog(path, [], "record/", first_round)
     with closing(log):
         for t, row in enumerate(rows, start=first_round):
-            log.write(t, row)
+            logged = {k: v for k, v in row.items() if k != "ter"}
+            log.write(t, logged, {k: v for k, v in row.items() if k == "ter"})
     return log
 
 
@@ -104,3 +105,14 @@ def test_loggers_get_plain_numbers() -> None:
     log.write(3, {"loss": torch.tensor(0.25), "n": 2})
     assert logger.seen == [(3, {"record/loss": 0.25, "record/n": 2})]
     assert type(logger.seen[0][1]["record/loss"]) is float
+
+
+def test_names_of_test_results_are_not_for_the_training_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.csv", [], "", 0, metrics=["f1"])
+    log.write(0, {"loss": 1.0}, {"f1": 0.5})
+    log.write(1, {"loss": 0.5})
+    assert log.curve() == [{"round": 0, "f1": 0.5}]
+    for name in ("ter", "f1"):
+        with pytest.raises(ConfigurationError, match=rf"\['{name}'\] was logged.*`train_{name}`"):
+            log.write(2, {name: 1.0})
+    log.close()

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fedrec import LightningClient
 from fedrec.clients import LocalObjective
-from fedrec.clients.local import batch_indices
+from fedrec.clients.batches import batch_indices
 from fedrec.exceptions import ConfigurationError
 from fedrec.parameters import ParameterVector
 from fedrec.types import LocalWork, RoundContext

@@ -80,13 +80,13 @@ def test_an_infinite_logit_is_a_prediction() -> None:
     [
         (torch.zeros(3, 2), torch.zeros(2).long()),
         (torch.zeros(3, 2), torch.zeros(3, 1).long()),
-        (torch.zeros(3), torch.zeros(3).long()),
+        (torch.zeros(3), torch.zeros(2).long()),
         (torch.zeros(3, 2).long(), torch.zeros(3).long()),
         (torch.zeros(3, 2, 2), torch.zeros(3).long()),
     ],
 )
 def test_shapes_are_checked(metric: Metric, preds: Tensor, target: Tensor) -> None:
-    with pytest.raises(ShapeError, match=r"logits \(B, C\) or integer labels \(B,\)"):
+    with pytest.raises(ShapeError, match=r"logits \(B, C, \.\.\.\) for `target` \(B, \.\.\.\)"):
         metric.update(preds, target)
 
 
@@ -121,3 +121,79 @@ def test_sum_over_processes() -> None:
         setattr(whole, name, reduce(torch.stack([getattr(part, name) for part in parts])))
     whole._update_count = 2
     assert float(whole.compute()) == 0.5
+
+
+# --- what a label is, by the shapes ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float32])
+@pytest.mark.parametrize("preds_shape", [(4,), (4, 1)])
+@pytest.mark.parametrize("target_shape", [(4,), (4, 1)])
+def test_one_logit_for_two_classes(dtype, preds_shape, target_shape) -> None:
+    logits = torch.tensor([0.3, -2.0, 0.9, NAN]).reshape(preds_shape)
+    target = torch.tensor([1, 0, 0, 0]).to(dtype).reshape(target_shape)
+    ter, asr = TestErrorRate(), AttackSuccessRate(target_label=1)
+    ter.update(logits, target)
+    asr.update(logits, target)
+    assert float(ter.compute()) == 0.5  # the third, and the one that is no number
+    assert float(asr.compute()) == pytest.approx(1 / 3)  # of those labelled 0, the third
+
+
+def test_several_labels_a_sample_are_counted_one_by_one() -> None:
+    ter = TestErrorRate()
+    ter.update(
+        torch.tensor([[1.0, -1.0, 2.0], [-1.0, 0.0, 1.0]]), torch.tensor([[1, 0, 0], [0, 0, 1]])
+    )
+    assert float(ter.compute()) == pytest.approx(1 / 6)
+
+
+def test_every_position_is_counted_but_those_that_are_ignored() -> None:
+    target = torch.tensor([[0, 1, -100], [2, 2, 0]])
+    preds = torch.nn.functional.one_hot(torch.tensor([[0, 1, 0], [2, 0, 1]]), 3).float()
+    ter = TestErrorRate()
+    ter.update(preds.movedim(-1, 1), target)
+    assert float(ter.compute()) == pytest.approx(2 / 5)
+
+
+@pytest.mark.parametrize(
+    ("preds", "target"),
+    [
+        (torch.zeros(2), torch.tensor([0.5, 1.0])),
+        (torch.zeros(2, 1), torch.tensor([3.0, 1.0])),
+        (torch.zeros(2, 3), torch.full((2, 3), 0.25)),
+        (torch.zeros(2, 3), torch.zeros(2)),
+    ],
+)
+def test_numbers_to_regress_on_have_no_error_rate(preds: Tensor, target: Tensor) -> None:
+    with pytest.raises(
+        ConfigurationError, match="undefined for targets that are numbers"
+    ) as caught:
+        TestErrorRate().update(preds, target)
+    assert "metrics=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("preds", "target", "found"),
+    [
+        (torch.zeros(2, 1), torch.tensor([1, 2]), "labels 0 and 1 .* got 2"),
+        (torch.zeros(2, 3), torch.tensor([1, 3]), r"labels in 0\.\.2.* got 3"),
+        (torch.zeros(2, 3), torch.tensor([-1, 1]), r"labels in 0\.\.2.* got -1"),
+    ],
+)
+def test_labels_beyond_the_outputs(preds: Tensor, target: Tensor, found: str) -> None:
+    with pytest.raises(ShapeError, match=found):
+        TestErrorRate().update(preds, target)
+
+
+@pytest.mark.parametrize(
+    ("preds", "label"), [(torch.zeros(2, 3), 3), (torch.zeros(2), 2), (torch.zeros(2, 1), 2)]
+)
+def test_a_target_label_that_the_model_cannot_predict(preds: Tensor, label: int) -> None:
+    classes = 3 if preds.shape == (2, 3) else 2
+    with pytest.raises(ConfigurationError, match=f"`target_label` to be below {classes}"):
+        AttackSuccessRate(target_label=label).update(preds, torch.tensor([0, 1]))
+
+
+def test_several_labels_have_no_attack_success_rate() -> None:
+    with pytest.raises(ShapeError, match="undefined where an input has several labels"):
+        AttackSuccessRate(0).update(torch.zeros(2, 3), torch.zeros(2, 3))

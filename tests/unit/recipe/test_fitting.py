@@ -105,3 +105,15 @@ def test_models_whose_forward_gives_no_logits(recipe_file: Path, name: str, mess
     arguments = "model.init_args={in_features: 8, num_classes: 2}"
     with pytest.raises(RecipeError, match=message):
         check(recipe_file, f"model.class_path={name}", arguments)
+
+
+def test_a_target_label_that_no_output_stands_for(recipe_file: Path) -> None:
+    trigger = "pattern: {class_path: FeatureTrigger, init_args: {k: 2}}"
+    attack = f"attack={{class_path: BackdoorAttack, init_args: {{target_label: 1, {trigger}}}}}"
+    check(recipe_file, attack)
+    with pytest.raises(RecipeError, match="attack: Expected `target_label` to be below 2"):
+        check(recipe_file, attack.replace("target_label: 1", "target_label: 2"))
+
+
+def test_one_logit_fits_two_classes(recipe_file: Path) -> None:
+    check(recipe_file, "model.init_args.num_classes=1")

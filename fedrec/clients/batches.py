@@ -1,0 +1,223 @@
+"""Which samples a client trains on in a round, and how they become batches."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric.utilities import move_data_to_device
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from fedrec.exceptions import ConfigurationError, FedrecError
+from fedrec.random import reused_generator
+
+__all__ = [
+    "CollateFn",
+    "batch_indices",
+    "collate_name",
+    "failures_explained",
+    "is_plain",
+    "num_batches",
+    "take",
+]
+
+CollateFn = Callable[[list[Any]], Any]
+
+
+def batch_indices(
+    *,
+    seed: int,
+    round: int,
+    client_id: str,
+    num_samples: int,
+    batch_size: int | None,
+    local_steps: int | None,
+    local_epochs: int | None,
+    drop_last: bool = False,
+    purpose: str = "batch",
+) -> list[np.ndarray]:
+    """Draw the mini-batches of one client in one round, without replacement within an epoch.
+
+    Args:
+        seed: Seed of the recording.
+        round: Round $t$.
+        client_id: Name of the client.
+        num_samples: Size of the data set that batches are drawn from.
+        batch_size: Samples per batch; `None`, or at least `num_samples`, for the full batch, which
+            needs no randomness.
+        local_steps: Batches to draw; exactly one of this and `local_epochs` is not `None`.
+        local_epochs: Passes over the data; the last batch of a pass may be smaller.
+        drop_last: Leave that smaller batch out.
+        purpose: Name of the random stream; another name gives other batches.
+
+    Returns:
+        One array of indices per local step.
+    """
+    size = num_samples if batch_size is None else min(batch_size, num_samples)
+    if size == num_samples:
+        steps = local_steps if local_steps is not None else local_epochs
+        return [np.arange(num_samples)] * (steps or 0)
+    generator = reused_generator(seed, purpose, round, client_id)
+    if local_epochs is not None:
+        end = num_samples - num_samples % size if drop_last else num_samples
+        return [
+            order[i : i + size]
+            for order in (generator.permutation(num_samples) for _ in range(local_epochs))
+            for i in range(0, end, size)
+        ]
+    batches: list[np.ndarray] = []
+    order = generator.permutation(num_samples)
+    start = 0
+    for _ in range(local_steps or 0):
+        if start + size > num_samples:
+            order, start = generator.permutation(num_samples), 0
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def num_batches(
+    *,
+    num_samples: int,
+    batch_size: int | None,
+    local_steps: int | None,
+    local_epochs: int | None,
+    drop_last: bool,
+) -> int:
+    """Return how many batches `batch_indices` draws; see there for the arguments."""
+    if local_epochs is None:
+        return local_steps or 1
+    size = num_samples if batch_size is None else min(batch_size, num_samples)
+    each = num_samples // size if drop_last else math.ceil(num_samples / size)
+    return local_epochs * each
+
+
+def is_plain(dataset: object, collate_fn: CollateFn | None) -> bool:
+    """Whether a batch is nothing but rows of a data set's tensors."""
+    # A subclass may do something to samples in `__getitem__`.
+    return type(dataset) is TensorDataset and collate_fn in (None, default_collate)
+
+
+def take(
+    dataset: Dataset[Any],
+    indices: np.ndarray,
+    device: torch.device,
+    collate_fn: CollateFn | None = None,
+    owner: str = "the data set",
+) -> Any:
+    """Return the samples at these indices as a batch on the device, as a DataLoader would.
+
+    Args:
+        dataset: Map-style data set.
+        indices: Which samples.
+        device: Where they are needed.
+        collate_fn: Makes a batch of a list of samples; `None` for torch's `default_collate`.
+        owner: Whose data they are, for errors.
+
+    Raises:
+        ConfigurationError: If torch cannot make a batch of the samples.
+    """
+    if is_plain(dataset, collate_fn):
+        index = torch.from_numpy(indices)
+        tensors: Any = dataset.tensors  # type: ignore[attr-defined]
+        return [t[index.to(t.device)].to(device) for t in tensors]
+    samples = _fetch(dataset, indices.tolist())
+    if collate_fn is not None:
+        return move_data_to_device(collate_fn(samples), device)
+    try:
+        batch = default_collate(samples)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"Cannot put samples of {owner} into one batch: {_misfit(samples, indices)}. HINT: let "
+            "a transform make them alike, or pass a `collate_fn=` that does (by padding, say)."
+        ) from error
+    return move_data_to_device(batch, device)
+
+
+def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
+    """Read samples as a DataLoader does."""
+    if callable(getattr(dataset, "__getitems__", None)):
+        return list(dataset.__getitems__(indices))
+    return [dataset[i] for i in indices]
+
+
+def _misfit(samples: Sequence[Any], indices: np.ndarray) -> str:
+    """Say which of the samples is unlike the first of them."""
+    first = _form(samples[0])
+    for sample, index in zip(samples, indices, strict=True):
+        form = _form(sample)
+        if form != first:
+            return f"sample {index} is {form}, and sample {indices[0]} is {first}"
+    return f"sample {indices[0]} is {first}"
+
+
+def _form(value: Any) -> str:
+    """Describe a sample, or a part of one, by its types and shapes."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {_form(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(_form, value[:8])) + (", ..." if len(value) > 8 else "")
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    return type(value).__name__
+
+
+_ABOUT_DTYPES = re.compile(
+    r"dtype|scalar type|(Input|input|output|result) type|not implemented for"
+)
+
+
+@contextmanager
+def failures_explained(
+    client_id: str, module: nn.Module, batch: Any, indices: np.ndarray
+) -> Iterator[None]:
+    """Say what it was about the data of a client that a training step failed on.
+
+    Args:
+        client_id: The client.
+        module: What it trains.
+        batch: What it trains on.
+        indices: Which of its samples these are.
+
+    Raises:
+        ConfigurationError: In place of torch's errors about types, and about normalising a batch
+            of one sample.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        if isinstance(error, FedrecError):
+            raise
+        if "more than 1 value per channel" in text and len(indices) == 1:
+            raise ConfigurationError(
+                f"Client {client_id!r} cannot train on a batch of one sample ({indices[0]}): "
+                f"{text}. HINT: `drop_last=True` leaves out the last batch of a pass where that is "
+                "smaller than the others; if all are of one sample, raise `batch_size`."
+            ) from error
+        if not _ABOUT_DTYPES.search(text):
+            raise
+        leaves = [x[0] if isinstance(x, Tensor) and x.ndim else x for x in tree_flatten(batch)[0]]
+        dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
+        raise ConfigurationError(
+            f"Client {client_id!r} cannot train on its batch, whose first sample ({indices[0]}) "
+            f"gives {_form(leaves)}, where {type(module).__name__} computes in "
+            f"{' and '.join(dtypes)}: {text}. HINT: let the data set, or a transform, give the "
+            "types that the model takes: `.float()` for inputs, `.long()` for class labels."
+        ) from error
+
+
+def collate_name(collate_fn: CollateFn | None) -> str | None:
+    """Return the qualified name of a function, which can be stored where it cannot."""
+    if collate_fn is None:
+        return None
+    named = collate_fn if hasattr(collate_fn, "__qualname__") else type(collate_fn)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,307 @@
+"""The data of a LightningDataModule, split over clients."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from fedrec.data.datamodule import FederatedDataModule, check_dataset
+from fedrec.data.partitioners.base import Partitioner
+from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
+from fedrec.random import key
+
+__all__ = ["FromDataModule"]
+
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_MOST_AT_ONCE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What a loader gave, and which samples of which data set that was."""
+
+    data: TensorDataset
+    loader: DataLoader[Any]
+    indices: Sequence[int]
+
+
+class FromDataModule(FederatedDataModule):
+    """The data of another data module; `FederatedDataModule.from_datamodule` makes one."""
+
+    def __init__(
+        self,
+        datamodule: pl.LightningDataModule,
+        num_clients: int,
+        partitioner: Partitioner | None,
+        seed: int,
+        server_samples: int,
+        server_beta: float | None,
+    ) -> None:
+        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
+        # Not isinstance: a data module of `lightning.pytorch` is as good, but another class.
+        needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
+        if not all(callable(getattr(datamodule, name, None)) for name in needed):
+            raise ConfigurationError(expected("datamodule", "a LightningDataModule", datamodule))
+        self.datamodule = datamodule
+
+    def load(self) -> tuple[TensorDataset, TensorDataset | None]:
+        """Read the other data module's loaders."""
+        return self._read[0].data, None if self._read[1] is None else self._read[1].data
+
+    @property
+    def client_batch_size(self) -> int | None:
+        """Batch size of the training loader; `None` if its batches have none in common."""
+        loader = self._read[0].loader
+        # A batch sampler of the user's own may have no size, or one of each batch.
+        size = getattr(loader.batch_sampler, "batch_size", None)
+        return size if isinstance(size, int) else None
+
+    @property
+    def client_drop_last(self) -> bool:
+        """Whether the training loader leaves out a smaller last batch."""
+        return bool(getattr(self._read[0].loader.batch_sampler, "drop_last", False))
+
+    @cached_property
+    def _read(self) -> tuple[_Read, _Read | None]:
+        data = self.datamodule
+        for hook in _HOOKS:
+            if self._writes(hook):
+                raise ConfigurationError(
+                    f"{self._named(hook)} changes batches when they are trained on, but samples "
+                    "are read once, for all clients. HINT: move what it does into a transform of "
+                    "the data set, or into `training_step`."
+                )
+        with isolate_rng(include_cuda=False):
+            self._seed()
+            data.prepare_data()
+            self._setup("fit")
+            train = self._read_loader("train_dataloader")
+            if train is None:
+                raise ConfigurationError(
+                    f"Expected {self._named('train_dataloader')} to return one DataLoader, but "
+                    "got None. HINT: there has to be something to train on."
+                )
+            test = self._read_test_loader()
+        if test is not None:
+            self._warn_of_overlap(train, test)
+        return train, test
+
+    def _read_test_loader(self) -> _Read | None:
+        """Read the test loader; without one, the validation loader; without that, nothing."""
+        if self._writes("test_dataloader"):
+            self._setup("test")
+            test = self._read_loader("test_dataloader")
+            if test is not None:
+                return test
+        test = self._read_loader("val_dataloader") if self._writes("val_dataloader") else None
+        name = type(self.datamodule).__name__
+        instead = (
+            "there is no test data, and no error rate is computed"
+            if test is None
+            else f"the {len(test.data)} samples of its `val_dataloader` are the test data"
+        )
+        warnings.warn(f"{name} has no test loader: {instead}.", FedrecWarning, stacklevel=2)
+        return test
+
+    def _setup(self, stage: str) -> None:
+        # Each stage by itself, since a split in `setup` is drawn anew in each.
+        self._seed()
+        self.datamodule.setup(stage)
+
+    def _seed(self) -> None:
+        draws = key(self.seed, "datamodule") % 2**32
+        torch.manual_seed(draws)
+        np.random.seed(draws)  # noqa: NPY002 - what the user's code may draw from
+        random.seed(draws)
+
+    def _named(self, method: str) -> str:
+        return f"{type(self.datamodule).__name__}.{method}"
+
+    def _writes(self, method: str) -> bool:
+        """Whether a method is written by the user, and not Lightning's own empty one."""
+        found: Any = getattr(self.datamodule, method, None)
+        # By name: a data module of `lightning.pytorch` inherits from other classes.
+        return callable(found) and not found.__module__.endswith(".core.hooks")
+
+    def _read_loader(self, name: str) -> _Read | None:
+        """Read every sample behind a loader into memory; `None` if there is no loader."""
+        method = self._named(name)
+        if not self._writes(name):
+            raise ConfigurationError(f"Cannot call {method}. HINT: write this method.")
+        loader: Any = getattr(self.datamodule, name)()
+        if loader is None:
+            return None
+        if not isinstance(loader, DataLoader):
+            raise ConfigurationError(
+                f"Expected {method} to return one DataLoader, but got {type(loader).__name__}. "
+                "HINT: return one of them, or one over the ConcatDataset of their data sets."
+            )
+        dataset: Any = loader.dataset
+        sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if not sized or isinstance(dataset, IterableDataset):
+            raise ConfigurationError(
+                f"Expected {method} to return one DataLoader over a map-style dataset, "
+                f"but its dataset is {dataset!r}. HINT: give it `__len__` and `__getitem__`."
+            )
+        if loader.batch_sampler is None:
+            raise ConfigurationError(
+                f"Expected {method} to return a DataLoader that makes batches, but it has "
+                "batch_size=None. HINT: give it a `batch_size`, and a data set of single samples."
+            )
+        indices = _selected(method, loader)
+        if loader.collate_fn is not default_collate:
+            inputs, labels = _uncollated(method, loader, indices)
+        elif type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+            inputs, labels = dataset.tensors
+            if len(indices) < len(dataset):
+                index = torch.tensor(indices, dtype=torch.int64)
+                inputs, labels = inputs[index], labels[index]
+        else:
+            inputs, labels = _stacked(method, [dataset[i] for i in indices])
+        # Labels that are not integers are left for the check to refuse.
+        found = TensorDataset(inputs, labels if labels.is_floating_point() else labels.long())
+        check_dataset(method, found)
+        return _Read(found, loader, indices)
+
+    def _warn_of_overlap(self, train: _Read, test: _Read) -> None:
+        """Warn if test samples are training samples: the same ones if that shows, else equal."""
+        (one, of_train), (other, of_test) = _origins(train), _origins(test)
+        if one is other:
+            shared, what = len(set(of_test) & set(of_train)), "are training samples, too"
+        else:
+            known, what = set(_contents(train.data)), "equal training samples"
+            shared = sum(content in known for content in _contents(test.data))
+        if shared:
+            warnings.warn(
+                f"{shared} of the {len(test.data)} test samples of "
+                f"{type(self.datamodule).__name__} {what}: the test error says little about "
+                "samples that were not trained on.",
+                FedrecWarning,
+                stacklevel=2,
+            )
+
+
+def _selected(method: str, loader: DataLoader[Any]) -> Sequence[int]:
+    """Return which samples a loader gives, in the order of its data set."""
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    sampler: Any = loader.sampler
+    if type(loader.batch_sampler) is not BatchSampler:  # one of the user's own
+        sampler = loader.batch_sampler
+        given: Iterator[Any] = (i for batch in sampler for i in batch)
+    elif type(sampler) in (SequentialSampler, RandomSampler) and len(sampler) == size:
+        if not getattr(sampler, "replacement", False):
+            return range(size)
+        given = iter(())
+    elif type(sampler) is SubsetRandomSampler:
+        given = iter(sampler.indices)
+    else:
+        given = iter(sampler)
+    # One that draws with replacement may give each sample once by chance, in this pass.
+    draws = getattr(sampler, "replacement", False) or isinstance(sampler, WeightedRandomSampler)
+    found = [] if draws else [int(i) for i in islice(given, size)]
+    if not found or len(set(found)) < len(found) or next(given, None) is not None:
+        raise ConfigurationError(
+            f"Expected the {type(sampler).__name__} of {method} to give one or more samples, each "
+            "at most once, since a client has a sample or has it not. HINT: use a sampler without "
+            "replacement; `shuffle=True` is one."
+        )
+    return sorted(found)
+
+
+def _stacked(method: str, samples: list[Any]) -> tuple[Tensor, Tensor]:
+    """Make two tensors of pairs."""
+    for sample in samples:
+        pair = type(sample) in (tuple, list) and len(sample) == 2
+        if not (pair and isinstance(sample[0], Tensor) and hasattr(sample[1], "__index__")):
+            raise ConfigurationError(
+                f"Expected the samples of {method} to be pairs of a tensor and a class label, "
+                f"but got {sample!r}. HINT: give the dataset a transform that makes tensors."
+            )
+    shapes = sorted({tuple(sample[0].shape) for sample in samples})
+    if len(shapes) != 1:
+        raise ConfigurationError(
+            f"Expected the samples of {method} to be of one shape, but got {shapes[:5]}. "
+            "HINT: give the dataset a transform that makes them equal, and at least one sample."
+        )
+    labels = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
+    return torch.stack([sample[0] for sample in samples]), labels
+
+
+def _uncollated(
+    method: str, loader: DataLoader[Any], indices: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Read samples in batches, through the loader's `collate_fn`, and put the batches together."""
+    dataset: Any = loader.dataset
+    inputs, labels = [], []
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    size = size if isinstance(size, int) else _MOST_AT_ONCE
+    for start in range(0, len(indices), size):
+        chosen = indices[start : start + size]
+        batch = loader.collate_fn([dataset[i] for i in chosen])
+        pair = type(batch) in (tuple, list) and len(batch) == 2
+        rows = (len(chosen),)
+        if not pair or not all(isinstance(x, Tensor) and x.shape[:1] == rows for x in batch):
+            raise ConfigurationError(
+                f"Expected the `collate_fn` of {method} to give pairs of tensors with a row for "
+                f"each sample, which can be split again, but got {_form(batch)} for "
+                f"{len(chosen)} samples. HINT: make a LightningClient(collate_fn=...) of each part "
+                "of the data set yourself."
+            )
+        inputs.append(batch[0])
+        labels.append(batch[1])
+    for parts in (inputs, labels):
+        forms = sorted({f"{x.dtype} {tuple(x.shape[1:])}" for x in parts})
+        if len(forms) > 1:
+            raise ConfigurationError(
+                f"Expected the `collate_fn` of {method} to give samples of one shape and type in "
+                f"all batches, but got {forms[:5]}. HINT: let it pad all batches to one length."
+            )
+    return torch.cat(inputs), torch.cat(labels)
+
+
+def _form(batch: Any) -> str:
+    if isinstance(batch, tuple | list):
+        return f"{type(batch).__name__} of {len(batch)}: {', '.join(map(_form, batch[:4]))}"
+    return f"shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
+
+
+def _origins(read: _Read) -> tuple[object, Sequence[int]]:
+    """Return the data set that samples are from, and where in it they are."""
+    dataset: Any = read.loader.dataset
+    indices = list(read.indices)
+    while type(dataset) is Subset:
+        indices = [int(dataset.indices[i]) for i in indices]
+        dataset = dataset.dataset
+    return dataset, indices
+
+
+def _contents(data: TensorDataset) -> Iterator[bytes]:
+    """Yield what tells samples apart: their values, shapes and types."""
+    arrays = [tensor.detach().cpu().contiguous().numpy() for tensor in data.tensors]
+    form = repr([(array.dtype, array.shape[1:]) for array in arrays]).encode()
+    for row in zip(*arrays, strict=True):
+        yield hashlib.blake2b(form + b"".join(x.tobytes() for x in row), digest_size=16).digest()
