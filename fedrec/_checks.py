@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable
+from typing import Any
 
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = [
+    "as_float",
     "check_bool",
     "check_choice",
     "check_float",
     "check_int",
     "check_recording",
     "check_recovery",
+    "is_fraction",
+    "is_integer",
+    "is_number",
 ]
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number of Python or NumPy; true and false are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is an integer of Python or NumPy; true and false are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_fraction(value: object) -> bool:
+    """Whether it is a number of a type that is not only for integers, as 1.0 is."""
+    return is_number(value) and not is_integer(value)
 
 
 def check_bool(argument: str, value: object) -> bool:
@@ -27,13 +48,12 @@ def check_bool(argument: str, value: object) -> bool:
 def check_int(
     argument: str, value: object, *, minimum: int | None = None, hint: str | None = None
 ) -> int:
-    """Return `value` if it is an integer of at least `minimum`, else raise `ConfigurationError`."""
+    """Return `value` as an `int` of at least `minimum`, else raise `ConfigurationError`."""
     requirement = "an integer" if minimum is None else f"an integer of at least {minimum}"
-    if isinstance(value, bool) or not isinstance(value, int):
+    number: Any = value
+    if not is_integer(value) or (minimum is not None and number < minimum):
         raise ConfigurationError(expected(argument, requirement, value, hint=hint))
-    if minimum is not None and value < minimum:
-        raise ConfigurationError(expected(argument, requirement, value, hint=hint))
-    return value
+    return int(number)
 
 
 def check_float(
@@ -46,20 +66,27 @@ def check_float(
     open_maximum: bool = False,
     hint: str | None = None,
 ) -> float:
-    """Return `value` as a finite float inside the interval, else raise `ConfigurationError`."""
+    """Return `value` as a finite `float` in the interval, else raise `ConfigurationError`."""
     left = "(" if open_minimum or minimum == -math.inf else "["
     right = ")" if open_maximum or maximum == math.inf else "]"
     requirement = f"a finite number in {left}{minimum:g}, {maximum:g}{right}"
+    number = as_float(value) if is_number(value) else math.nan
     ok = (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and (value > minimum if open_minimum else value >= minimum)
-        and (value < maximum if open_maximum else value <= maximum)
+        math.isfinite(number)
+        and (number > minimum if open_minimum else number >= minimum)
+        and (number < maximum if open_maximum else number <= maximum)
     )
     if not ok:
         raise ConfigurationError(expected(argument, requirement, value, hint=hint))
-    return float(value)  # type: ignore[arg-type]
+    return number
+
+
+def as_float(number: Any) -> float:
+    """Return a number as written: numpy.float32(0.29) is 0.29, not the nearest binary fraction."""
+    try:
+        return float(str(number))
+    except ValueError:  # a `Fraction` is written otherwise
+        return float(number)
 
 
 def check_choice(argument: str, value: object, known: Iterable[str]) -> str:
@@ -72,11 +99,13 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> str:
 
 def check_recording(
     *, max_rounds: object, server_lr: object, on_bad_update: object = "raise", **others: object
-) -> None:
-    """Check the plain arguments of `FederatedLoop.record`."""
-    check_int("max_rounds", max_rounds, minimum=1)
-    check_float("server_lr", server_lr, minimum=0, open_minimum=True)
+) -> tuple[int, float]:
+    """Check the plain arguments of `FederatedLoop.record`; return the two numbers."""
     check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
+    return (
+        check_int("max_rounds", max_rounds, minimum=1),
+        check_float("server_lr", server_lr, minimum=0, open_minimum=True),
+    )
 
 
 def check_recovery(
@@ -86,11 +115,13 @@ def check_recovery(
     batch_policy: object = "replay",
     on_bad_update: object = "raise",
     **others: object,
-) -> None:
-    """Check the plain arguments of `FederatedLoop.recover`."""
+) -> tuple[int | None, float | None]:
+    """Check the plain arguments of `FederatedLoop.recover`; return the two numbers."""
     check_choice("batch_policy", batch_policy, ("replay", "fresh"))
     check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
-    if max_rounds is not None:
-        check_int("max_rounds", max_rounds, minimum=1)
-    if server_lr is not None:
-        check_float("server_lr", server_lr, minimum=0, open_minimum=True)
+    return (
+        None if max_rounds is None else check_int("max_rounds", max_rounds, minimum=1),
+        None
+        if server_lr is None
+        else check_float("server_lr", server_lr, minimum=0, open_minimum=True),
+    )

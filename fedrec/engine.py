@@ -327,6 +327,11 @@ class Engine:
             self.buffers = mean.float().to(self.device)
             self._new_buffers.clear()
 
+    def execution_of(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the execution plan, with what became of it."""
+        departure = self.executor.departure
+        return {**plan} if departure is None else {**plan, "departure": dict(departure)}
+
     def plan(self, global_weights: Tensor, client_ids: Sequence[str]) -> dict[str, Any]:
         """Let the executor choose its path for these clients; describe it and the kernel."""
         ids = list(client_ids)

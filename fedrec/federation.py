@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedrec._checks import check_choice, check_float, check_int
+from fedrec._checks import check_choice, check_float, check_int, is_fraction, is_integer, is_number
 from fedrec.clients.base import Client
 from fedrec.clients.batches import CollateFn, check_map_style
 from fedrec.clients.fake import FakeClient
@@ -132,7 +132,7 @@ class Federation:
             fake_clients: Malicious clients without data that join on top of those (`fake-0` and so
                 on). Each claims as many samples as a client has on average.
         """
-        check_int("fake_clients", fake_clients, minimum=0)
+        fake_clients = check_int("fake_clients", fake_clients, minimum=0)
         if not hasattr(data, "client_datasets"):
             raise ConfigurationError(
                 expected(
@@ -181,9 +181,7 @@ def fake_ids(number: int) -> list[str]:
     return [f"fake-{i}" for i in range(number)]
 
 
-def draw_malicious(
-    malicious: int | float | Sequence[str], ids: Sequence[str], seed: int
-) -> Sequence[str]:
+def draw_malicious(malicious: Any, ids: Sequence[str], seed: int) -> Sequence[str]:
     """Return who is malicious.
 
     Args:
@@ -191,17 +189,16 @@ def draw_malicious(
         ids: All clients.
         seed: Decides the draw.
     """
-    if not isinstance(malicious, (int, float)):
-        return malicious
+    if not isinstance(malicious, bool) and not is_number(malicious):
+        named: Sequence[str] = malicious
+        return named
     requirement = f"a count below {len(ids)}, a fraction in [0, 1), or a list of client ids"
-    if isinstance(malicious, bool) or malicious < 0:
-        raise ConfigurationError(expected("malicious", requirement, malicious))
-    if isinstance(malicious, float):
-        check_float("malicious", malicious, minimum=0, maximum=1, open_maximum=True)
-        count = round(malicious * len(ids))
+    if is_fraction(malicious):
+        fraction = check_float("malicious", malicious, minimum=0, maximum=1, open_maximum=True)
+        count = round(fraction * len(ids))
     else:
-        count = malicious
-    if count >= len(ids):
+        count = int(malicious) if is_integer(malicious) else -1
+    if not 0 <= count < len(ids):
         raise ConfigurationError(expected("malicious", requirement, malicious))
     order = numpy_generator(seed, "malicious").permutation(len(ids))
     return [ids[i] for i in sorted(order[:count])]
@@ -215,6 +212,10 @@ def _refuse_running_statistics(module: nn.Module) -> None:
                 "part of a client update. HINT: use GroupNorm, freeze it with `.eval()`, or pass "
                 '`buffers="average"` to average them over the clients asked in a round.'
             )
+
+
+def _checked_rounds(argument: str, rounds: Mapping[str, int]) -> dict[str, int]:
+    return {c: check_int(argument, t, minimum=0) for c, t in rounds.items()}
 
 
 class ClientSampler(Component):
@@ -257,7 +258,7 @@ class ClientSampler(Component):
     ) -> None:
         self.fraction = check_float("fraction", fraction, minimum=0, maximum=1, open_minimum=True)
         if num_clients is not None:
-            check_int("num_clients", num_clients, minimum=1)
+            num_clients = check_int("num_clients", num_clients, minimum=1)
         if schedule is not None and (
             len(schedule) == 0 or any(isinstance(c, str) or len(c) == 0 for c in schedule)
         ):
@@ -269,14 +270,11 @@ class ClientSampler(Component):
                 "Expected one of `fraction`, `num_clients` and `schedule`, but got "
                 f"fraction={fraction}, num_clients={num_clients}, schedule={schedule}."
             )
-        for name, rounds in (("joins", joins), ("leaves", leaves)):
-            for t in (rounds or {}).values():
-                check_int(name, t, minimum=0)
         self.num_clients = num_clients
         self.schedule = None if schedule is None else tuple(tuple(c) for c in schedule)
         self.dropout = check_float("dropout", dropout, minimum=0, maximum=1, open_maximum=True)
-        self.joins = None if joins is None else dict(joins)
-        self.leaves = None if leaves is None else dict(leaves)
+        self.joins = None if joins is None else _checked_rounds("joins", joins)
+        self.leaves = None if leaves is None else _checked_rounds("leaves", leaves)
 
     def sample(self, client_ids: Sequence[str], round: int, seed: int) -> tuple[str, ...]:
         """Return the cohort of a round, in the order of `client_ids`.

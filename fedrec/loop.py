@@ -110,7 +110,7 @@ class FederatedLoop:
             raise ConfigurationError(
                 expected("accelerator", "one that is there", accelerator, hint="no CUDA device is.")
             )
-        if devices not in (1, "1"):
+        if isinstance(devices, bool) or str(devices) != "1":
             raise ConfigurationError(
                 expected("devices", "1 (several devices are not supported yet)", devices)
             )
@@ -118,17 +118,17 @@ class FederatedLoop:
         if not isinstance(executor, Executor):
             check_choice("executor", executor, ("auto", "sequential", "vectorized"))
         if eval_every is not None:
-            check_int("eval_every", eval_every, minimum=1)
+            eval_every = check_int("eval_every", eval_every, minimum=1)
         if eval_samples is not None:
-            check_int("eval_samples", eval_samples, minimum=1)
-        check_int("seed", seed, minimum=0)
+            eval_samples = check_int("eval_samples", eval_samples, minimum=1)
+        seed = check_int("seed", seed, minimum=0)
         if not isinstance(fast_dev_run, bool):
-            check_int("fast_dev_run", fast_dev_run, minimum=1)
-        check_float("checkpoint_every", checkpoint_every, minimum=0)
+            fast_dev_run = check_int("fast_dev_run", fast_dev_run, minimum=1)
+        checkpoint_every = check_float("checkpoint_every", checkpoint_every, minimum=0)
         if num_threads is not None:
-            check_int("num_threads", num_threads, minimum=1)
+            num_threads = check_int("num_threads", num_threads, minimum=1)
         self.accelerator = accelerator
-        self.devices = devices
+        self.devices = 1
         self.precision = precision
         self.executor = executor
         self.logger = logger
@@ -189,7 +189,9 @@ class FederatedLoop:
             UpdateError: If a client sends something unusable and `on_bad_update="raise"`.
             KeyboardInterrupt: After Ctrl-C, between two rounds; everything done is stored.
         """
-        check_recording(max_rounds=max_rounds, server_lr=server_lr, on_bad_update=on_bad_update)
+        max_rounds, server_lr = check_recording(
+            max_rounds=max_rounds, server_lr=server_lr, on_bad_update=on_bad_update
+        )
         with torch_settings(self, federation):
             self._check_evaluation(federation, attack)
             return Recording(
@@ -253,7 +255,7 @@ class FederatedLoop:
             RecoveryError: If the method cannot go on.
             KeyboardInterrupt: After Ctrl-C, between two rounds, with a checkpoint.
         """
-        check_recovery(
+        max_rounds, server_lr = check_recovery(
             max_rounds=max_rounds,
             server_lr=server_lr,
             batch_policy=batch_policy,

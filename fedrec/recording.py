@@ -161,7 +161,7 @@ class Recording:
             rounds=len(self.history.rounds()),
             seconds=seconds,
             curve=log.curve(),
-            execution=self.execution,
+            execution=self.engine.execution_of(self.execution),
             buffers=self.engine.buffers if self.engine.averages_buffers else None,
             detection=None if self.detector is None else self.detector.result(),
             client_seconds={"record": self.client_seconds},
@@ -238,6 +238,7 @@ class Recording:
             if record.buffers is not None:
                 self.engine.buffers = record.buffers
         self.engine.last_aggregate = record.aggregate
+        self.engine.executor.departure = record.departure
         return self.engine.apply(record.global_weights, record.aggregate), rounds[-1] + 1
 
     def _require_updates(self, rounds: range) -> None:
@@ -350,6 +351,7 @@ class Recording:
             aggregate=weights,  # until it is known
             cohort=tuple(cohort),
             refused=sent.refused,
+            departure=engine.executor.departure,
         )
         remembers = engine.aggregator.has_memory
         # What has a memory sees the round as a resumed recording will.

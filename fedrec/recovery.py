@@ -102,7 +102,7 @@ class Recovery:
             rounds=state["rounds"] if state and finished else len(steps),
             seconds=seconds,
             curve=log.curve(),
-            execution=self.execution,
+            execution=self.engine.execution_of(self.execution),
             buffers=self.engine.buffers if self.engine.averages_buffers else None,
             ledger=self.ledger,
             diagnostics=state["diagnostics"]
@@ -337,6 +337,7 @@ class Recovery:
         if self.attack is not None:
             self.attack.load_state_dict(on_device(state["attack"], device))
         engine.last_aggregate = on_device(state["last_aggregate"], device)
+        engine.executor.departure = state["departure"]
         engine.buffers = on_device(state["buffers"], device)
         self.ledger.load_state_dict(state["ledger"])
         self.client_seconds = dict(state["client_seconds"])
@@ -369,6 +370,7 @@ class Recovery:
                 "attack": {} if self.attack is None else self.attack.state_dict(),
                 "last_aggregate": engine.last_aggregate,
                 "buffers": engine.buffers,
+                "departure": engine.executor.departure,
                 "ledger": self.ledger.state_dict(),
                 "callbacks": [callback.state_dict() for callback in self.loop.callbacks],
             },

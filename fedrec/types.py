@@ -239,6 +239,7 @@ class RoundRecord:
         cohort: Clients that were asked, in order; by default `client_ids`, then those refused.
         refused: Clients that were asked and not used, with the reason.
         buffers: Persistent buffers after the round, shape $(b,)$, or `None`.
+        departure: If the executor had left its plan by then: see `Executor.departure`.
     """
 
     round: int
@@ -250,6 +251,7 @@ class RoundRecord:
     cohort: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: Tensor | None = None
+    departure: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.cohort:
@@ -346,7 +348,8 @@ class RunResult:
         rounds: Rounds done, those before an interruption included.
         seconds: Wall-clock seconds of this run, evaluation left out.
         curve: One row per evaluated round: `{"round": ..., "ter": ..., "asr": ..., <metrics>}`.
-        execution: The execution plan: executor, threads, device, precision.
+        execution: The execution plan: executor, threads, device, precision; under `departure` why
+            the executor left it, if it did, see `Executor.departure`.
         buffers: Final persistent buffers, shape $(b,)$, or `None`.
         detection: Verdict of the detector, if one ran.
         ledger: Who was asked for exact updates, when and why (recoveries only).

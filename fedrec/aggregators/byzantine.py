@@ -7,7 +7,7 @@ from abc import ABC
 from fractions import Fraction
 from typing import ClassVar
 
-from fedrec._checks import check_float, check_int
+from fedrec._checks import check_float, check_int, is_fraction
 from fedrec.aggregators.base import Aggregator
 from fedrec.exceptions import AggregationError
 
@@ -19,14 +19,13 @@ def check_count(argument: str, value: int | float) -> int | float:
 
     Args:
         argument: What to name in an error.
-        value: An `int` is a count, a `float` a fraction.
+        value: An integer is a count, a float a fraction.
 
     Raises:
         ConfigurationError: If it is negative, or a fraction of 0.5 or more.
     """
-    if isinstance(value, float):
-        check_float(argument, value, minimum=0.0, maximum=0.5, open_maximum=True)
-        return value
+    if is_fraction(value):
+        return check_float(argument, value, minimum=0.0, maximum=0.5, open_maximum=True)
     return check_int(argument, value, minimum=0, hint="give a fraction as a float below 0.5.")
 
 
@@ -64,8 +63,7 @@ class ByzantineAggregator(Aggregator, ABC):
     bound: ClassVar[tuple[int, int]] = (2, 1)
 
     def __init__(self, num_byzantine: int | float) -> None:
-        check_count("num_byzantine", num_byzantine)
-        self.num_byzantine = num_byzantine
+        self.num_byzantine = check_count("num_byzantine", num_byzantine)
 
     def count(self, num_clients: int) -> int:
         """Return $f$ for this many clients."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.wrapper import RuleWrapper
+from fedrec.functional._columns import wide_dtype
 from fedrec.functional.server_optimizers import adaptive_server_step
 from fedrec.types import RoundContext
 
@@ -72,21 +73,21 @@ class FedAdam(RuleWrapper):
     ) -> Tensor:
         """Return the step that the aggregate leads to."""
         # In float64 no square of a float32 value overflows; infinity would never go away again.
-        aggregate = self.rule(updates, client_weights, ctx).double()
+        aggregate = self.rule(updates, client_weights, ctx)
         momentum, variance = self._momentum, self._variance
         if momentum is None or variance is None:
             momentum = torch.zeros_like(aggregate)
-            variance = torch.full_like(aggregate, self.tau**2)
+            variance = torch.full_like(aggregate, self.tau**2, dtype=wide_dtype(aggregate.device))
         step, self._momentum, self._variance = adaptive_server_step(
             aggregate,
-            momentum.to(aggregate),
-            variance.to(aggregate),
+            momentum,
+            variance,
             beta1=self.beta1,
             beta2=self.beta2,
             tau=self.tau,
             yogi=self._yogi,
         )
-        return step.to(updates.dtype)
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         """Return $m$ and $v$, shape $(d,)$ each, or `None`; and the wrapped rule's memory."""

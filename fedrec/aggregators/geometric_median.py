@@ -21,7 +21,8 @@ class GeometricMedian(Aggregator):
     converges. With few iterations it is RFA as its authors run it: `max_iterations=3`.
 
     Args:
-        smoothing: $\nu$, the distance below which all count the same.
+        smoothing: $\nu$, the distance below which all count the same, as a fraction of the median
+            distance of the updates from their coordinate-wise median.
         tolerance: It has converged when an iteration changes no client's share of the result by
             more than this, relative to the share.
         max_iterations: Iterations at most, at least 1; then the result is taken as it is.

@@ -52,7 +52,7 @@ class NormClipping(Aggregator):
         if isinstance(max_norm, str):
             check_choice("max_norm", max_norm, ["median"])
         else:
-            check_float("max_norm", max_norm, minimum=0, open_minimum=True)
+            max_norm = check_float("max_norm", max_norm, minimum=0, open_minimum=True)
         self.max_norm = max_norm
         self.weighted = check_bool("weighted", weighted)
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_float, check_int
+from fedrec._checks import check_float, check_int, is_fraction
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.wrapper import RuleWrapper
 from fedrec.exceptions import AggregationError
@@ -52,10 +52,11 @@ class RLR(RuleWrapper):
 
     def __init__(self, rule: Aggregator, threshold: int | float) -> None:
         super().__init__(rule)
-        if isinstance(threshold, float):
-            check_float("threshold", threshold, minimum=0, maximum=1, open_minimum=True)
+        if is_fraction(threshold):
+            threshold = check_float("threshold", threshold, minimum=0, maximum=1, open_minimum=True)
         else:
-            check_int("threshold", threshold, minimum=1, hint="give a fraction as a float.")
+            hint = "give a fraction as a float."
+            threshold = check_int("threshold", threshold, minimum=1, hint=hint)
         self.threshold = threshold
 
     def votes(self, num_clients: int) -> int:

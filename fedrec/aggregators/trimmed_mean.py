@@ -44,8 +44,7 @@ class TrimmedMean(Aggregator):
     """
 
     def __init__(self, trim: int | float) -> None:
-        check_count("trim", trim)
-        self.trim = trim
+        self.trim = check_count("trim", trim)
 
     def num_trim(self, num_clients: int) -> int:
         """Return how many entries are removed at each end for this many clients."""

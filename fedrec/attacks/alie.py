@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_bool, check_float
+from fedrec._checks import check_bool, check_float, is_integer
 from fedrec.attacks._rows import counts, reference
 from fedrec.attacks.base import Attack
 from fedrec.exceptions import ConfigurationError, expected
@@ -50,9 +50,9 @@ class ALIE(Attack):
         self, z: float | None = None, sign: int = -1, full_knowledge: bool = False
     ) -> None:
         self.z = None if z is None else check_float("z", z)
-        if isinstance(sign, bool) or sign not in (-1, 1):
+        if not is_integer(sign) or sign not in (-1, 1):
             raise ConfigurationError(expected("sign", "1 or -1", sign))
-        self.sign = sign
+        self.sign = int(sign)
         self.full_knowledge = check_bool("full_knowledge", full_knowledge)
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:

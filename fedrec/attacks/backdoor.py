@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fedrec._checks import check_bool, check_choice, check_float, check_int
 from fedrec.attacks._datasets import WithTriggeredCopies, pairs_of
 from fedrec.attacks.base import Attack
-from fedrec.attacks.triggers import FeatureTrigger, PixelTrigger, Trigger
+from fedrec.attacks.triggers import FeatureTrigger, PixelTrigger, Trigger, checked_shape
 from fedrec.types import AttackContext
 
 __all__ = ["BackdoorAttack"]
@@ -67,7 +67,7 @@ class BackdoorAttack(Attack):
         self.target_label = check_int("target_label", target_label, minimum=0)
         self.scale = check_float("scale", scale, minimum=0.0, open_minimum=True)
         self.adaptive = check_bool("adaptive", adaptive)
-        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.image_shape = checked_shape(image_shape)
 
     def trigger(self, x: Tensor) -> Tensor:
         """Embed the trigger in a batch of inputs.

@@ -58,7 +58,7 @@ class LabelFlip(Attack):
                 )
             )
         if num_classes is not None:
-            check_int("num_classes", num_classes, minimum=2)
+            num_classes = check_int("num_classes", num_classes, minimum=2)
         if pairs is not None:
             pairs = tuple(_checked_pair(pair) for pair in pairs)
             sources = [source for source, _ in pairs]

@@ -41,7 +41,9 @@ class Scheduled(AttackWrapper):
     ) -> None:
         super().__init__(attack)
         self.start: int = check_int("start", start, minimum=0)
-        if stop is not None and check_int("stop", stop) <= start:
+        if stop is not None:
+            stop = check_int("stop", stop)
+        if stop is not None and stop <= start:
             raise ConfigurationError(expected("stop", f"a round after `start`={start}", stop))
         self.stop = stop
         self.every: int = check_int("every", every, minimum=1)

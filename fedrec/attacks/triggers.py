@@ -28,7 +28,15 @@ __all__ = [
     "PixelTrigger",
     "SquareTrigger",
     "Trigger",
+    "checked_shape",
 ]
+
+
+def checked_shape(image_shape: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return the shape of one image as a tuple, or `None` if there is none."""
+    if image_shape is None:
+        return None
+    return tuple(check_int("image_shape", size, minimum=1) for size in image_shape)
 
 
 class Trigger(Component, ABC):
@@ -86,11 +94,11 @@ class PixelTrigger(Trigger):
         value: float | None = None,
         image_shape: Sequence[int] | None = None,
     ) -> None:
-        if not pixels or any(len(pixel) != 2 for pixel in pixels):
+        if len(pixels) == 0 or any(len(pixel) != 2 for pixel in pixels):
             raise ConfigurationError(expected("pixels", "a list of (row, column)", pixels))
         self.pixels = tuple((check_int("pixels", r), check_int("pixels", c)) for r, c in pixels)
         self.value = None if value is None else check_float("value", value)
-        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.image_shape = checked_shape(image_shape)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Set the pixels."""
@@ -126,7 +134,7 @@ class SquareTrigger(Trigger):
     ) -> None:
         self.size = check_int("size", size, minimum=1)
         self.value = None if value is None else check_float("value", value)
-        self.image_shape = None if image_shape is None else tuple(image_shape)
+        self.image_shape = checked_shape(image_shape)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Set the square."""

@@ -100,7 +100,7 @@ class LightningClient(Client):
                     expected("module", f"a LightningModule with `{method}`", type(module).__name__)
                 )
         if batch_size is not None:
-            check_int("batch_size", batch_size, minimum=1)
+            batch_size = check_int("batch_size", batch_size, minimum=1)
         if local_steps is not None and local_epochs is not None:
             raise ConfigurationError(
                 expected(
@@ -112,11 +112,11 @@ class LightningClient(Client):
             )
         if local_epochs is None:
             local_steps = 1 if local_steps is None else local_steps
-            check_int("local_steps", local_steps, minimum=1)
+            local_steps = check_int("local_steps", local_steps, minimum=1)
         else:
-            check_int("local_epochs", local_epochs, minimum=1)
+            local_epochs = check_int("local_epochs", local_epochs, minimum=1)
         if local_lr is not None:
-            check_float("local_lr", local_lr, minimum=0, open_minimum=True)
+            local_lr = check_float("local_lr", local_lr, minimum=0, open_minimum=True)
         check_bool("drop_last", drop_last)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigurationError(expected("collate_fn", "a function or None", collate_fn))

@@ -83,11 +83,15 @@ class ModuleState:
         self._seen: dict[int, object] = {}
         self._parts: list[_Part] = []
         self._walk(module, "")
+        # Most dictionaries of a module hold hooks that nobody has: they are looked at together.
+        self._empty = [p.value for p in self._parts if isinstance(p, _DictPart) and not p.held]
+        empty = set(map(id, self._empty))
+        self._filled = [p for p in self._parts if id(p.value) not in empty]
 
     @property
     def has_changed(self) -> bool:
         """Whether anything has changed since."""
-        return any(part.has_changed() for part in self._parts)
+        return any(self._empty) or any(part.has_changed() for part in self._filled)
 
     def changes(self) -> list[str]:
         """Return the dotted names of what has changed since."""
@@ -174,10 +178,18 @@ class _Part:
 class _DictPart(_Part):
     are_attributes: bool = False
 
+    def __post_init__(self) -> None:
+        self.keys, self.values = list(self.held), list(self.held.values())
+
     def has_changed(self) -> bool:
         value, held = self.value, self.held
         if len(value) != len(held):
             return True
+        try:  # lists compare identities first
+            if list(value.values()) == self.values and list(value) == self.keys:
+                return False
+        except (TypeError, ValueError, RuntimeError):  # what `==` of tensors and arrays may raise
+            pass
         return any(key not in value or not _same(value[key], old) for key, old in held.items())
 
     def changes(self) -> Iterator[str]:

@@ -95,7 +95,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         self.seed = check_int("seed", seed)
         self.server_samples = check_int("server_samples", server_samples, minimum=0)
         if server_beta is not None:
-            check_float("server_beta", server_beta, minimum=0, open_minimum=True)
+            server_beta = check_float("server_beta", server_beta, minimum=0, open_minimum=True)
         self.server_beta = server_beta
 
     @abstractmethod

@@ -69,7 +69,7 @@ class MNIST(FederatedDataModule):
         super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
         check_root(root)
         if max_samples is not None:
-            check_int("max_samples", max_samples, minimum=1)
+            max_samples = check_int("max_samples", max_samples, minimum=1)
         self.root = root
         self.max_samples = max_samples
 

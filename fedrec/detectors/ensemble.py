@@ -52,7 +52,9 @@ class Ensemble(Detector):
                 raise ConfigurationError(
                     expected("detectors", "different objects", detector, hint=hint)
                 )
-        if votes is not None and check_int("votes", votes, minimum=1) > len(detectors):
+        if votes is not None:
+            votes = check_int("votes", votes, minimum=1)
+        if votes is not None and votes > len(detectors):
             requirement = f"at most the number of detectors, {len(detectors)}"
             raise ConfigurationError(expected("votes", requirement, votes))
         self.detectors = detectors

@@ -60,7 +60,7 @@ class Spectral(ScoreDetector):
     ) -> None:
         super().__init__(window, threshold, start_round, action)
         if num_coordinates is not None:
-            check_int("num_coordinates", num_coordinates, minimum=1)
+            num_coordinates = check_int("num_coordinates", num_coordinates, minimum=1)
         self.num_coordinates = num_coordinates
         self.seed = check_int("seed", seed, minimum=0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +15,15 @@ __all__ = ["Executor"]
 
 
 class Executor(ABC):
-    """Computes the updates of a round's clients."""
+    """Computes the updates of a round's clients.
+
+    Attributes:
+        departure: Why it left its plan: `round`, from which on it computes otherwise, `reason`, and
+            where updates differed the `client` and by how much (`difference`). `None` while it
+            keeps to the plan. A run that goes on takes it over.
+    """
+
+    departure: Mapping[str, Any] | None = None
 
     @abstractmethod
     def compute(

@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedrec.clients.local import LogMeans
+from fedrec.clients.state import ModuleState
 from fedrec.executors.batches import CannotJoinError
 from fedrec.executors.cohort import Cohort, Train
-from fedrec.executors.grouped import (
-    CannotGroupError,
-    Watch,
-    refuse_shared_parameters,
-    train_grouped,
-)
+from fedrec.executors.grouped import refuse_shared_parameters, train_grouped
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.executors.stacked import train_stacked
 from fedrec.executors.tight_loop import train_in_a_loop
+from fedrec.executors.watch import CannotGroupError, refuse_hooks, traceless
 
-__all__ = ["PATHS", "Choice", "choose"]
+__all__ = ["PATHS", "Choice", "choose", "reason_of"]
 
 PATHS: dict[str, Train] = {
     "grouped": train_grouped,
@@ -48,11 +44,14 @@ class Choice:
     refusals: tuple[str, ...] = ()
 
 
-def choose(cohort: Cohort, *, direct: bool, elementwise: bool, path: str) -> Choice:
+def choose(
+    cohort: Cohort, state: ModuleState, *, direct: bool, elementwise: bool, path: str
+) -> Choice:
     """Choose a path by the rule that `VectorizedExecutor` describes, and try it.
 
     Args:
         cohort: Clients of one kind.
+        state: Of their module, as it was handed over.
         direct: Whether they take one step of plain SGD.
         elementwise: Whether the optimiser can step stacked weights.
         path: `"auto"`, or the only one to try.
@@ -64,7 +63,7 @@ def choose(cohort: Cohort, *, direct: bool, elementwise: bool, path: str) -> Cho
     elif convolves and cohort.ctx.device.type == "cpu":
         candidates.remove("vmap")
     refusals: list[str] = []
-    trial = _Trial(cohort)
+    trial = _Trial(cohort, state)
     for candidate in candidates:
         if candidate != "vmap" and not direct:
             reason: str | None = "it is for one step of plain SGD"
@@ -78,22 +77,29 @@ def choose(cohort: Cohort, *, direct: bool, elementwise: bool, path: str) -> Cho
     return Choice("sequential", refusals=tuple(refusals))
 
 
+def reason_of(error: Exception) -> str:
+    """Say why a path cannot be taken, in words that are the same in every process."""
+    if isinstance(error, (CannotGroupError, CannotJoinError)):
+        return str(error)
+    first_line = re.sub(r"0x[0-9a-f]+", "0x", (str(error).splitlines() or [""])[0])
+    return f"its training_step fails there ({type(error).__name__}: {first_line})"
+
+
 class _Trial:
     """Compares paths with the SequentialExecutor on a few clients."""
 
-    def __init__(self, cohort: Cohort) -> None:
+    def __init__(self, cohort: Cohort, state: ModuleState) -> None:
         count = len(cohort.clients)
         self.largest = max(len(steps[0]) for steps in cohort.batches)
         rows = [i * count // _NUM_TRIED for i in range(_NUM_TRIED)] if count > _NUM_TRIED else None
         self.cohort = cohort if rows is None else cohort.select(rows)
+        self.state = state
         self.num_parameters = cohort.global_weights.numel()
         self.bytes_per_sample = 1.0
-        layout, module = cohort.ctx.layout, cohort.module
-        before = layout.buffers(module) if cohort.ctx.buffers is None else cohort.ctx.buffers
         self.reference = SequentialExecutor().compute(
             self.cohort.clients, cohort.global_weights, cohort.ctx
         )
-        self.changes_buffers = not torch.equal(layout.buffers(module), before)
+        state.restore()
 
     def chunk_size(self, path: str) -> int | None:
         """Return how many clients keep a chunk within the budget."""
@@ -109,33 +115,25 @@ class _Trial:
 
     def objection(self, path: str) -> str | None:
         """Say why a path is not right for these clients, or `None`."""
-        if self.changes_buffers:
-            return "training changes its buffers"
-        watch = Watch()
-        train = PATHS[path]
+        train, num_bytes = PATHS[path], list[int]()
+        if path == "grouped":
+            train = partial(train_grouped, num_bytes=num_bytes)
         try:
+            if path != "loop":
+                refuse_hooks(self.cohort.module)
             if path == "grouped":
                 refuse_shared_parameters(self.cohort.module)
-                train = partial(train_grouped, watch=watch)
-            updates, metrics = _run(train, self.cohort)
-        except (CannotGroupError, CannotJoinError) as error:
-            return str(error)
+            with traceless(self.state):
+                updates, metrics = _run(train, self.cohort)
         except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
-            # An address in a message would make another plan of it in the next process.
-            first_line = re.sub(r"0x[0-9a-f]+", "0x", (str(error).splitlines() or [""])[0])
-            return f"its training_step fails there ({type(error).__name__}: {first_line})"
+            return reason_of(error)
         if not self._agree(updates, self.reference.updates):
             return "its updates differ from the sequential ones"
         if not self._agree_in_metrics(metrics):
             return "what it logs differs from the sequential values"
         if path != "grouped":
             return None
-        self.bytes_per_sample = watch.num_bytes / sum(len(s[0]) for s in self.cohort.batches)
-        # Clients with one sample each show a loss that is no mean in which all samples count alike.
-        repeated = [[np.full_like(steps[0], steps[0][0])] for steps in self.cohort.batches]
-        cohort = replace(self.cohort, batches=repeated)
-        if not self._agree(_run(train_grouped, cohort)[0], _run(train_in_a_loop, cohort)[0]):
-            return "its loss is no mean over samples"
+        self.bytes_per_sample = sum(num_bytes) / sum(len(s[0]) for s in self.cohort.batches)
         return None
 
     @property

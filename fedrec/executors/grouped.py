@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fedrec.clients.local import LogMeans, capture_logs, training_step
 from fedrec.executors.cohort import Cohort
+from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_custom_gradients
 
-__all__ = ["CannotGroupError", "Watch", "refuse_shared_parameters", "train_grouped"]
+__all__ = ["refuse_shared_parameters", "train_grouped"]
 
 _aten = torch.ops.aten
 # A matrix product into rows that are not aligned takes up to twice as long; from this many
@@ -26,48 +25,57 @@ _aten = torch.ops.aten
 _LARGE_WEIGHT = 1 << 16
 
 
-class CannotGroupError(Exception):
-    """Per-client gradients cannot be taken from one pass; the message says why."""
-
-
 def train_grouped(
     cohort: Cohort,
     updates: Tensor,
     logs: LogMeans,
-    watch: AbstractContextManager[Any] | None = None,
+    num_bytes: list[int] | None = None,
 ) -> None:
     r"""Compute one step of plain SGD for all clients in one forward and backward pass.
 
     The batches of all $c$ clients go through the module as one batch. The backward pass stops at
     the outputs of the layers. From their gradients and what went into a layer, the gradients of its
     weights are summed over the samples of one client at a time, into the row of that client. With a
-    loss that is a mean over samples these are the clients' own gradients, divided by $c$.
+    loss that is a sum over samples these are the clients' own gradients; with a mean, once they are
+    multiplied by $c$. Whether it is one is followed through every pass, see `SampleWatch`.
 
     Args:
         cohort: The clients.
         updates: Shape $(c, d)$, written in place.
         logs: Gets what was logged.
-        watch: Entered around the forward pass.
+        num_bytes: Gets how much memory the pass needs at most.
 
     Raises:
         CannotGroupError: If a trainable parameter belongs to no supported layer, or to one that is
-            not used exactly once in a pass.
+            not used exactly once in a pass, or samples meet in any other way than in one mean.
     """
     cohort.load()
     module, layout, count = cohort.module, cohort.ctx.layout, len(cohort.clients)
     rows = layout.unflatten(updates)
     batch = next(cohort.steps())
-    with capture_logs(module, 1) as logged, _sinks(module, rows) as sinks, torch.enable_grad():
-        with watch or nullcontext(), cohort.ctx.autocast():
+    watch = SampleWatch(batch, sum(len(steps[0]) for steps in cohort.batches))
+    with (
+        capture_logs(module, 1) as logged,
+        _sinks(module, rows, watch) as sinks,
+        torch.enable_grad(),
+    ):
+        with watch, cohort.ctx.autocast():
             loss = training_step(module, batch, 0)
         if loss is None:
             raise CannotGroupError("training_step returned None")
+        refuse_custom_gradients(loss)
+        parts = watch.parts_of_mean("its loss", loss, count)
+        for name, value in logged.items():
+            if watch.parts_of_mean(f"what it logs as {name!r}", value, count) > 1:
+                logged[name] = value / count
+        if num_bytes is not None:
+            num_bytes.append(watch.num_bytes)
         used = [sink for sink in sinks if sink.output is not None]
         parameters = {n: p for sink in sinks for n, p in sink.parameters.items()}
         found = torch.autograd.grad(
             loss,
             [*(sink.output for sink in used), *parameters.values()],
-            torch.full_like(loss, count),
+            torch.full_like(loss, count // parts),
             allow_unused=True,
         )
         logs.add(logged, count)
@@ -92,33 +100,6 @@ def refuse_shared_parameters(module: nn.Module) -> None:
         raise CannotGroupError("layers share a parameter")
 
 
-class Watch(TorchDispatchMode):
-    """Refuses operations that make one pass differ from one per client.
-
-    Attributes:
-        num_bytes: Size of all results, and once more of what goes into layers with weights, as much
-            as the gradients that are kept: an upper limit of what the pass needs.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num_bytes = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise CannotGroupError("it draws random numbers")
-        if func is _aten._local_scalar_dense.default:
-            raise CannotGroupError("it reads the value of a tensor")
-        weighted = func in (_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default)
-        if weighted and args[2] is not None:
-            raise CannotGroupError("its loss weights classes")
-        result = func(*args, **(kwargs or {}))
-        self.num_bytes += sum(x.nbytes for x in tree_leaves(result) if isinstance(x, Tensor))
-        return result
-
-
 @dataclass(eq=False)
 class _Sink:
     """Where a layer's gradients go: the parameter's slice of every client's row, or `None`.
@@ -131,6 +112,7 @@ class _Sink:
 
     name: str
     layer: nn.Module
+    watch: SampleWatch
     parameters: dict[str, Any] = field(default_factory=dict)
     weight: Tensor | None = None
     bias: Tensor | None = None
@@ -162,7 +144,9 @@ class _Sink:
 
 
 @contextmanager
-def _sinks(module: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[list[_Sink]]:
+def _sinks(
+    module: nn.Module, rows: Mapping[str, Tensor], watch: SampleWatch
+) -> Iterator[list[_Sink]]:
     """Make the layers write their gradients to these rows instead of to their parameters."""
     sinks: dict[str, _Sink] = {}
     for name in rows:
@@ -170,7 +154,7 @@ def _sinks(module: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[list[_Sink
         if kind not in ("weight", "bias"):
             raise CannotGroupError(f"{name} is the weight or bias of no layer")
         if owner not in sinks:
-            sinks[owner] = _Sink(owner, module.get_submodule(owner))
+            sinks[owner] = _Sink(owner, module.get_submodule(owner), watch)
         sink = sinks[owner]
         setattr(sink, kind, rows[name])
         sink.parameters[name] = getattr(sink.layer, kind)
@@ -178,7 +162,7 @@ def _sinks(module: nn.Module, rows: Mapping[str, Tensor]) -> Iterator[list[_Sink
     try:
         for owner, sink in sinks.items():
             forward = _forward_of(sink.layer, owner)
-            vars(sink.layer)["forward"] = partial(forward, sink.layer, sink)
+            vars(sink.layer)["forward"] = partial(_computed, forward, sink)
             patched.append(sink.layer)
         yield list(sinks.values())
     finally:
@@ -194,6 +178,19 @@ def _forward_of(layer: nn.Module, name: str) -> Callable[..., Tensor]:
     if found is None or not plain or "forward" in vars(layer):
         raise CannotGroupError(f"{name or 'it'} is a {type(layer).__name__} of an unsupported kind")
     return found
+
+
+def _computed(forward: Callable[..., Tensor], sink: _Sink, input: Tensor) -> Tensor:
+    """Compute a layer whose gradients go to a sink; `input` is what layers of torch call it."""
+    layer: Any = sink.layer
+    least = 2
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        least += len(layer.kernel_size)
+    elif isinstance(layer, nn.LayerNorm):
+        least = 1 + len(layer.normalized_shape)
+    if input.ndim < least:
+        raise CannotGroupError(f"{sink.name} takes samples for something else")
+    return sink.watch.layer(sink.name, input, partial(forward, layer, sink))
 
 
 # The layers compute with weights that need no gradient: autograd would add up those of all clients.

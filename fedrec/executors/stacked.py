@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from fedrec.clients.local import LogMeans, capture_logs, training_step
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.executors.cohort import Cohort
+from fedrec.executors.watch import EscapeWatch
 
 __all__ = ["train_stacked"]
 
@@ -24,6 +25,9 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
         cohort: The clients.
         updates: Shape $(c, d)$, written in place.
         logs: Gets what was logged.
+
+    Raises:
+        CannotGroupError: If a step reads values or hooks into gradients.
     """
     cohort.load()
     module, layout, count = cohort.module, cohort.ctx.layout, len(cohort.clients)
@@ -61,7 +65,8 @@ class _TrainingStep(nn.Module):
         self.module = module
 
     def forward(self, batch: Any, step: int) -> Any:
-        loss = training_step(self.module, batch, step)
+        with EscapeWatch():
+            loss = training_step(self.module, batch, step)
         if loss is None:
             raise TypeError("training_step returned None")
         return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,16 +16,30 @@ from fedrec.clients.base import Client
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import LogMeans, capture_logs
 from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.clients.state import ModuleState
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
 from fedrec.executors.batches import CannotJoinError, ClientData
-from fedrec.executors.choice import PATHS, Choice, choose
+from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
+from fedrec.executors.tight_loop import train_in_a_loop
+from fedrec.executors.watch import refuse_hooks, traceless
 from fedrec.parameters import keeps_running_statistics
+from fedrec.random import reused_generator, torch_generator
 from fedrec.types import CohortUpdates, RoundContext
 
 __all__ = ["VectorizedExecutor"]
+
+# Relative differences of two ways to compute an update: what rounding explains in all clients, and
+# what a single one may show where a ReLU or a maximum was nearly tied.
+_ROUNDING = 1e-4
+_ROUNDING_IN_BFLOAT16 = 5e-2
+_TIPPED = 1e-2
+# A change of weights like that of rounding, and how many times as much as it does rounding may do.
+_ROUNDED = 2.0**-22
+_TIMES_ROUNDED = 16
+_NUM_DOUBTED = 8
 
 
 class VectorizedExecutor(Executor):
@@ -49,50 +64,66 @@ class VectorizedExecutor(Executor):
        stacked weights than one after another.
 
     `"grouped"` is refused where a trainable parameter is not used exactly once, by a `Linear`,
-    `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, or where a step draws random numbers or
-    reads the value of a tensor. `"vmap"` is refused by torch, for similar reasons, and with
-    optimisers that are not elementwise. Before the first round every path is tried on up to eight
-    clients and refused if the updates of half of them differ from the sequential ones by more than
-    1e-5 (5e-2 in bfloat16), any by more than 1e-2, or what they log does. (Rounding may tip over a
-    ReLU that is nearly at zero, which is why a single client may differ more.) For `"grouped"` the
-    same is tried with batches that repeat one sample, which shows a loss that is no mean over
-    samples.
+    `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, or where samples meet in any other way
+    than in one mean that the loss is linear in. `"vmap"` is refused by torch, for similar reasons,
+    and with optimisers that are not elementwise. All but `"sequential"` are refused where local
+    training changes anything but parameters; `"grouped"` and `"vmap"` also where it draws random
+    numbers, reads the value of a tensor or hooks into gradients. Before the first round every path
+    is tried on up to eight clients and refused if the updates of half of them differ from the
+    sequential ones by more than 1e-5 (5e-2 in bfloat16), any by more than 1e-2, or what they log
+    does. (Rounding may tip over a ReLU that is nearly at zero, which is why a single client may
+    differ more.)
+
+    What could change later is watched in every round, and in every round the update of one client,
+    drawn by seed, is computed sequentially as well. Where a path is refused in a later round, or an
+    update differs, the round is computed again sequentially, and so are all that follow. A warning
+    says so once, and `RunResult.execution`, the round records of the history and the results keep
+    it as `departure`.
 
     Args:
         path: `"auto"` for the rule, or one of the paths, to take it unless it is refused.
         chunk_size: Clients computed at once; `None` for as many as keep activations (`"grouped"`)
             or copies of their weights (`"vmap"`) within 256 MiB on a CPU, 2 GiB on a GPU.
         warn: Warn where clients are computed one after another because the rest was refused.
+        audit: Clients a round whose updates are computed sequentially as well, 0 or more.
 
     Raises:
         ConfigurationError: If an argument is out of range.
 
     Examples:
         >>> VectorizedExecutor(chunk_size=10)
-        VectorizedExecutor(path='auto', chunk_size=10)
+        VectorizedExecutor(path='auto', chunk_size=10, audit=1)
     """
 
     def __init__(
-        self, path: str = "auto", chunk_size: int | None = None, warn: bool = True
+        self,
+        path: str = "auto",
+        chunk_size: int | None = None,
+        warn: bool = True,
+        audit: int = 1,
     ) -> None:
         check_choice("path", path, ("auto", *PATHS, "sequential"))
         if chunk_size is not None:
-            check_int("chunk_size", chunk_size, minimum=1)
+            chunk_size = check_int("chunk_size", chunk_size, minimum=1)
         self.path = path
         self.chunk_size = chunk_size
         self.warn = warn
+        self.audit = check_int("audit", audit, minimum=0)
         self._sequential = SequentialExecutor()
         self._data: ClientData | None = None
         self._choices: dict[bool, Choice] = {}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(path={self.path!r}, chunk_size={self.chunk_size})"
+        return (
+            f"{type(self).__name__}(path={self.path!r}, chunk_size={self.chunk_size}, "
+            f"audit={self.audit})"
+        )
 
     def plan(
         self, clients: Sequence[Client], global_weights: Tensor, ctx: RoundContext
     ) -> dict[str, Any]:
         """Choose the path by the rule in the class description."""
-        self._data, self._choices = None, {}
+        self._data, self._choices, self.departure = None, {}, None
         reason = _why_sequential(clients)
         if reason is not None or self.path == "sequential":
             self._choices[False] = Choice("sequential", refusals=(reason,) if reason else ())
@@ -100,6 +131,7 @@ class VectorizedExecutor(Executor):
             lightning = [c for c in clients if isinstance(c, LightningClient)]
             module = lightning[0].module
             self._data = ClientData(lightning, ctx.device)
+            self._state = ModuleState(module)
             with capture_logs(module, 1):
                 optimizer = LocalOptimizer(module, lightning[0].local_lr)
             self._plain_sgd, self._elementwise = optimizer.is_plain_sgd, optimizer.is_elementwise
@@ -112,6 +144,8 @@ class VectorizedExecutor(Executor):
             "executor": type(self).__name__,
             "path": " and ".join(choice.path for choice in choices),
         }
+        if any(choice.path in PATHS for choice in choices):
+            plan["audit"] = self.audit
         sizes = [choice.chunk_size for choice in choices if choice.chunk_size is not None]
         if sizes:
             plan["chunk_size"] = min(sizes)
@@ -134,31 +168,150 @@ class VectorizedExecutor(Executor):
             self.plan(clients, global_weights, ctx)
         # Of other work than usual only the number of steps is understood below.
         usual = ctx.work is None or ctx.work.is_as_usual
-        if self._data is None or not usual:
+        if self._data is None or not usual or self.departure is not None:
             return self._sequential.compute(clients, global_weights, ctx)
+        try:
+            sent = self._compute_together(self._data, clients, global_weights, ctx)
+        except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
+            return self._depart(clients, global_weights, ctx, reason=reason_of(error))
+        if sent is None:
+            return self._sequential.compute(clients, global_weights, ctx)
+        disagreement = self._audit(clients, sent.updates, global_weights, ctx)
+        if disagreement is None:
+            return sent
+        return self._depart(clients, global_weights, ctx, **disagreement)
+
+    def _compute_together(
+        self,
+        data: ClientData,
+        clients: Sequence[Client],
+        global_weights: Tensor,
+        ctx: RoundContext,
+    ) -> CohortUpdates | None:
+        """Compute along the chosen paths; `None` where the sequential one was chosen."""
         lightning = [c for c in clients if isinstance(c, LightningClient)]
-        cohort = self._cohort(self._data, lightning, global_weights, ctx)
+        cohort = self._cohort(data, lightning, global_weights, ctx)
         kinds = self._kinds(cohort)
         for direct, rows in kinds.items():
             # Other work than the clients' own may be of another kind than what was planned for.
             if direct not in self._choices:
                 self._choices[direct] = self._choose(direct, cohort.select(rows))
         if any(self._choices[direct].path == "sequential" for direct in kinds):
-            return self._sequential.compute(clients, global_weights, ctx)
+            return None
         updates = torch.empty(len(clients), global_weights.numel(), device=ctx.device)
         logs = LogMeans()
-        for direct, rows in kinds.items():
-            choice = self._choices[direct]
-            try:
-                cohort.train(PATHS[choice.path], choice.chunk_size, rows, updates, logs)
-            except CannotJoinError:  # of samples that differ in length, say, in this round alone
-                return self._sequential.compute(clients, global_weights, ctx)
+        if self._state.has_changed:  # between rounds, by a callback for instance
+            self._state = ModuleState(cohort.module)
+            if any(self._choices[direct].path != "loop" for direct in kinds):
+                refuse_hooks(cohort.module)
+        with traceless(self._state):
+            for direct, rows in kinds.items():
+                choice = self._choices[direct]
+                try:
+                    cohort.train(PATHS[choice.path], choice.chunk_size, rows, updates, logs)
+                except CannotJoinError:  # of samples that differ in length, in this round alone
+                    return None
         return CohortUpdates(
             client_ids=tuple(c.client_id for c in clients),
             updates=updates,
             num_samples=torch.tensor([c.num_samples for c in clients], dtype=torch.int64),
             metrics=logs.result(),
         )
+
+    def _audit(
+        self,
+        clients: Sequence[Client],
+        updates: Tensor,
+        global_weights: Tensor,
+        ctx: RoundContext,
+    ) -> dict[str, Any] | None:
+        """Compute some clients' updates sequentially, too; return how they differ, or `None`."""
+        if self.audit == 0:
+            return None
+        generator = reused_generator(ctx.seed, "audit", ctx.round)
+        rows = generator.permutation(len(clients))[: max(self.audit, _NUM_DOUBTED)].tolist()
+        differences = [
+            self._difference(clients[row], updates[row], global_weights, ctx)
+            for row in rows[: self.audit]
+        ]
+        if not any(differences):
+            return None
+        # A ReLU or a maximum that was nearly tied makes one client differ a little, not most.
+        differences += [
+            self._difference(clients[row], updates[row], global_weights, ctx)
+            for row in rows[self.audit :]
+        ]
+        largest = max(differences)
+        if largest <= _TIPPED and 2 * sum(d > 0 for d in differences) <= len(rows):
+            return None
+        client = clients[rows[differences.index(largest)]].client_id
+        return {
+            "client": client,
+            "difference": largest,
+            "reason": "updates differ from the sequential ones",
+        }
+
+    def _difference(
+        self, client: Client, update: Tensor, global_weights: Tensor, ctx: RoundContext
+    ) -> float:
+        """Return how far an update is from the sequential one, relative to that."""
+        alone = self._alone(client, global_weights, ctx)
+        if alone is None:
+            return math.inf
+        if not bool(alone.isfinite().all()):
+            return 0.0 if torch.equal(update.isfinite(), alone.isfinite()) else math.inf
+        distance, size = float((alone - update).norm()), float(alone.norm())
+        limit = _ROUNDING if ctx.autocast_is_off else _ROUNDING_IN_BFLOAT16
+        if distance <= limit * size:
+            return 0.0
+        # Where contributions nearly cancel, as at a minimum, rounding is most of what is left.
+        signs = torch_generator(ctx.seed, "audit", ctx.round, client.client_id)
+        noise = torch.randint(2, global_weights.shape, generator=signs).mul_(2).sub_(1)
+        moved = global_weights * (1 + _ROUNDED * noise.to(global_weights))
+        nearby = self._alone(client, moved, ctx)
+        if nearby is not None and distance <= _TIMES_ROUNDED * float((nearby - alone).norm()):
+            return 0.0
+        return distance / size if size else math.inf
+
+    def _alone(self, client: Client, global_weights: Tensor, ctx: RoundContext) -> Tensor | None:
+        """Return a client's update, computed sequentially; `None` if it is unusable."""
+        choice, data = self._choices.get(True), self._data
+        together = choice is not None and choice.path != "loop"
+        if together and data is not None and isinstance(client, LightningClient):
+            cohort = self._cohort(data, [client], global_weights, ctx)
+            if True in self._kinds(cohort):  # the same bits as below, in less time
+                updates = torch.empty(1, global_weights.numel(), device=ctx.device)
+                train_in_a_loop(cohort, updates, LogMeans())
+                return updates[0]
+        sent = self._sequential.compute([client], global_weights, ctx)
+        return sent.updates[0] if sent.client_ids else None
+
+    def _depart(
+        self,
+        clients: Sequence[Client],
+        global_weights: Tensor,
+        ctx: RoundContext,
+        *,
+        reason: str,
+        client: str | None = None,
+        difference: float | None = None,
+    ) -> CohortUpdates:
+        """Compute a round again, one client after another; all later rounds will be so, too."""
+        sent = self._sequential.compute(clients, global_weights, ctx)
+        self.departure = {
+            "round": ctx.round,
+            "reason": reason,
+            "client": client,
+            "difference": difference if difference is None or difference < math.inf else None,
+        }
+        where = "" if client is None else f" (client {client!r} by {difference:.2g} of its size)"
+        warnings.warn(
+            f"From round {ctx.round} on, clients are computed one after another, because of the "
+            f"faster way: {reason}{where}. The round was computed again.",
+            FedrecWarning,
+            stacklevel=2,
+        )
+        return sent
 
     def _cohort(
         self,
@@ -184,7 +337,9 @@ class VectorizedExecutor(Executor):
         return kinds
 
     def _choose(self, direct: bool, cohort: Cohort) -> Choice:
-        found = choose(cohort, direct=direct, elementwise=self._elementwise, path=self.path)
+        found = choose(
+            cohort, self._state, direct=direct, elementwise=self._elementwise, path=self.path
+        )
         if found.chunk_size is None or self.chunk_size is None:
             return found
         return replace(found, chunk_size=self.chunk_size)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from fedrec.functional._columns import mean_around
 from fedrec.functional.distances import gram_matrix
 from fedrec.functional.order_statistics import coordinate_median
 
 __all__ = ["geometric_median", "weiszfeld"]
+
+# Half of the points are the middle itself, which then is the result: nothing is to be divided by 0.
+_TINY = 1e-150
 
 
 def weiszfeld(
@@ -28,10 +34,11 @@ def weiszfeld(
     \lVert x_i - z \rVert^2 = K_{ii} - 2 (K a)_i + a^\top K a$$
 
     Args:
-        gram: Inner products $K$ of the points, shape $(m, m)$, see `gram_matrix`; best around a
-            point in the middle of them.
+        gram: Inner products $K$ of the points around one in the middle of them, shape $(m, m)$,
+            see `gram_matrix`.
         weights: $\alpha_i$, non-negative with sum 1, shape $(m,)$. They are the first $a_i$.
-        smoothing: $\nu$: no distance counts as shorter.
+        smoothing: $\nu$ as a fraction of the points' median distance from that middle, so that it
+            is as good for points close together: no distance counts as shorter.
         tolerance: The iteration that changes no $a_i$ by more than this, relative to $a_i$, is the
             last.
         max_iterations: Iterations at most.
@@ -45,11 +52,13 @@ def weiszfeld(
         tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
     """
     shares = weights
+    middle = float(gram.diagonal().clamp(min=0).median())
+    shortest = max(smoothing * math.sqrt(middle), _TINY)
     for _ in range(max_iterations):
         products = gram @ shares
         squares = gram.diagonal() - 2 * products + shares @ products
         distances = squares.clamp_(min=0).sqrt_()
-        nearness = weights / distances.clamp_(min=smoothing)
+        nearness = weights / distances.clamp_(min=shortest)
         before, shares = shares, nearness / nearness.sum()
         if ((shares - before).abs() <= tolerance * shares).all():
             break
@@ -75,7 +84,7 @@ def geometric_median(
         updates: Finite values, shape $(m, d)$.
         weights: $\alpha_i \ge 0$ of any scale and with a positive sum, shape $(m,)$; `None` for
             equal ones.
-        smoothing: $\nu$: no distance counts as shorter.
+        smoothing: See `weiszfeld`.
         tolerance: See `weiszfeld`.
         max_iterations: Iterations at most.
 
@@ -91,7 +100,8 @@ def geometric_median(
         >>> geometric_median(torch.tensor([[0.0], [1.0], [100.0]]))
         tensor([1.])
     """
-    gram = gram_matrix(updates, center=coordinate_median(updates)).cpu().double()
+    center = coordinate_median(updates)
+    gram = gram_matrix(updates, center).cpu().double()
     if weights is None:
         weights = torch.ones(len(updates))
     weights = weights.cpu().double()
@@ -102,4 +112,4 @@ def geometric_median(
         tolerance=tolerance,
         max_iterations=max_iterations,
     )
-    return shares.to(updates) @ updates
+    return mean_around(updates, shares, center)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec.functional._columns import inner_products
+from fedrec.functional._columns import inner_products, wide_blocks
 
 __all__ = ["mimic_direction"]
 
@@ -42,8 +42,9 @@ def mimic_direction(
     """
     now = benign.mean(dim=0)
     mean = now if mean is None else (num_seen * mean + now) / (num_seen + 1)
-    along = inner_products(benign, direction, mean).to(benign)
-    step = along @ benign - along.sum() * mean
+    along = inner_products(benign, direction, mean)
+    # In float64: the step grows with the square of the updates, and its norm takes another one.
+    step = torch.cat([along @ block for block in wide_blocks(benign, mean)])
     norm = step.norm()
     moved = num_seen * direction + step / norm
-    return mean, torch.where(norm > 0, moved / moved.norm(), direction)
+    return mean, torch.where(norm > 0, moved / moved.norm(), direction).to(benign)

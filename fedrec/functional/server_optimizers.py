@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedrec.functional._columns import wide_dtype
+
 __all__ = ["adaptive_server_step"]
 
 
@@ -25,6 +27,8 @@ def adaptive_server_step(
     with $v \leftarrow \beta_2 v + (1 - \beta_2) A^2$ (Adam), or
     $v \leftarrow v - (1 - \beta_2) A^2 \operatorname{sign}(v - A^2)$ (Yogi).
 
+    All is computed in float64, where squares of float32 values neither overflow nor vanish.
+
     Args:
         aggregate: Pseudo-gradient $A$ of the server, shape $(d,)$.
         momentum: $m$ of the round before, shape $(d,)$.
@@ -35,20 +39,24 @@ def adaptive_server_step(
         yogi: Whether the variance is Yogi's.
 
     Returns:
-        The step, the momentum and the variance, shape $(d,)$ each, all new tensors.
+        The step, in the dtype of `aggregate`, and the momentum and the variance, float64 (float32
+        on a device without); shape $(d,)$ each, all new tensors.
 
     References:
         - Reddi et al., Adaptive Federated Optimization, ICLR 2021.
 
     Examples:
-        >>> one = torch.ones(1)
-        >>> adaptive_server_step(one, 0 * one, 0 * one, beta1=0.5, beta2=0.75, tau=0.5)
-        (tensor([0.5000]), tensor([0.5000]), tensor([0.2500]))
+        >>> one, zero = torch.ones(1), torch.zeros(1)
+        >>> step, m, v = adaptive_server_step(one, zero, zero, beta1=0.5, beta2=0.75, tau=0.5)
+        >>> step, m.item(), v.item()
+        (tensor([0.5000]), 0.5, 0.25)
     """
-    square = aggregate.square()
-    momentum = beta1 * momentum + (1 - beta1) * aggregate
+    wide = aggregate.to(wide_dtype(aggregate.device))
+    square = wide.square()
+    momentum, variance = momentum.to(wide), variance.to(wide)
+    momentum = beta1 * momentum + (1 - beta1) * wide
     if yogi:
         variance = variance - (1 - beta2) * square * torch.sign(variance - square)
     else:
         variance = beta2 * variance + (1 - beta2) * square
-    return momentum / (variance.sqrt() + tau), momentum, variance
+    return (momentum / (variance.sqrt() + tau)).to(aggregate), momentum, variance

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec.functional._columns import wide_dtype
+from fedrec.functional._columns import mean_around, wide_dtype
 from fedrec.functional.distances import gram_matrix
 from fedrec.functional.order_statistics import coordinate_median
 
 __all__ = ["caf_shares", "covariance_bound_agnostic_filter", "spectral_scores"]
+
+# Squared projections that differ by less than this fraction of them are equal.
+_TIE = 1e-9
 
 
 def spectral_scores(updates: Tensor) -> Tensor:
@@ -51,8 +54,8 @@ def caf_shares(gram: Tensor, num_byzantine: int) -> Tensor:
     $$c_i \leftarrow c_i \left(1 - \frac{\tau_i}{\max_{c_j > 0} \tau_j}\right), \qquad
     \tau_i = \langle v, x_i - \mu_c \rangle^2$$
 
-    as long as $\sum_i c_i > m - 2f$. Every pass takes at least one client out, so there are at most
-    $2f$. Of all $c$ on the way, the one with the smallest largest eigenvalue counts.
+    as long as $\sum_i c_i > m - 2f$. Every pass takes at least one client out, and all that are
+    equal to it. Of all $c$ on the way, the one with the smallest largest eigenvalue counts.
 
     Args:
         gram: Inner products of the points, shape $(m, m)$, float64, see `gram_matrix`; best around
@@ -82,7 +85,9 @@ def caf_shares(gram: Tensor, num_byzantine: int) -> Tensor:
         largest = projections[weights > 0].max()
         if largest <= 0:  # all that are left are equal
             return best
-        weights = weights * (1 - projections / largest).clamp(min=0)
+        # Equal points go together. What rounding left of one would count as the farthest again.
+        left = 1 - projections / largest
+        weights = weights * torch.where(left > _TIE, left, 0.0)
         if weights.sum() <= m - 2 * num_byzantine:
             return best
 
@@ -105,5 +110,6 @@ def covariance_bound_agnostic_filter(updates: Tensor, num_byzantine: int) -> Ten
         >>> covariance_bound_agnostic_filter(torch.tensor([[0.0], [1.0], [2.0], [90.0]]), 1)
         tensor([1.0075])
     """
-    gram = gram_matrix(updates, center=coordinate_median(updates)).cpu().double()
-    return caf_shares(gram, num_byzantine).to(updates) @ updates
+    center = coordinate_median(updates)
+    gram = gram_matrix(updates, center).cpu().double()
+    return mean_around(updates, caf_shares(gram, num_byzantine), center)

@@ -57,6 +57,7 @@ def to_arrays(record: RoundRecord) -> RoundArrays:
         cohort=tuple(record.cohort),
         refused=dict(record.refused),
         buffers=None if record.buffers is None else array("buffers", record.buffers),
+        departure=record.departure,
     )
 
 
@@ -72,4 +73,5 @@ def to_record(arrays: RoundArrays) -> RoundRecord:
         cohort=arrays.cohort,
         refused=arrays.refused,
         buffers=None if arrays.buffers is None else torch.from_numpy(arrays.buffers),
+        departure=arrays.departure,
     )

@@ -102,6 +102,11 @@ def _edited(snapshot: Snapshot, t: int, reason: Reason, previous: str) -> dict[s
     for name in ("present", "num_samples", "updates", "bounds", "max_error"):
         if entry[name] is not None:
             entry[name] = [entry[name][k] for k in keep]
+    departure = entry["departure"]
+    client = None if departure is None else departure["client"]
+    if client is not None and reason(t, client):
+        # The difference is a number of what the client sent.
+        entry["departure"] = {**departure, "client": None, "difference": None}
     entry["previous"] = previous
     return entry
 

@@ -118,6 +118,9 @@ def round_entry(
     index = recording.indices
     updates = [stored.get(index[c]) for c in record.client_ids]  # `None`: not to be kept
     buffers = stored.get(BUFFERS)
+    departure = record.departure
+    if departure is not None and departure["client"] is not None:
+        departure = {**departure, "client": index[departure["client"]]}
     return {
         "round": record.round,
         "previous": previous,
@@ -136,4 +139,5 @@ def round_entry(
         "global_weights": stored[GLOBAL_WEIGHTS].checksum,
         "aggregate": stored[AGGREGATE].checksum,
         "buffers": None if buffers is None else buffers.checksum,
+        "departure": departure,
     }

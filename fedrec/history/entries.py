@@ -80,6 +80,17 @@ def _is_refusal(value: Any, recording: Recording) -> bool:
     return _are_clients([index], recording) and isinstance(reason, str)
 
 
+def _is_departure(value: Any, recording: Recording) -> bool:
+    client, difference = value["client"], value["difference"]
+    return (
+        set(value) == {"round", "reason", "client", "difference"}
+        and _is_size(value["round"], recording)
+        and isinstance(value["reason"], str)
+        and (client is None or _are_clients([client], recording))
+        and (difference is None or type(difference) is float)
+    )
+
+
 def _may_be(fits: Fits) -> Fits:
     return lambda value, recording: value is None or fits(value, recording)
 
@@ -140,4 +151,5 @@ _FITS: dict[str, Fits] = {
     "global_weights": _is_checksum,
     "aggregate": _is_checksum,
     "buffers": _may_be(_is_checksum),
+    "departure": _may_be(_is_departure),
 }

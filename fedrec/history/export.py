@@ -202,6 +202,8 @@ def _arrays(snapshot: Snapshot, entry: dict[str, Any]) -> dict[str, NDArray[Any]
         found["max_error"] = np.array([entry["max_error"][k] for k in rows], "<f8")
     if read.buffers is not None:
         found["buffers"] = read.buffers.astype("<f4", copy=False)
+    if read.departure is not None:
+        found["departure"] = _text(recording, (json.dumps(read.departure),))
     return found
 
 

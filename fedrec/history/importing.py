@@ -286,6 +286,9 @@ def _round(
         cohort=tuple(cohort),
         refused=dict(zip(refused, reasons, strict=True)),
         buffers=arrays["buffers"].astype(np.float32) if "buffers" in arrays else None,
+        departure=(
+            _departure(path, arrays["departure"], recording) if "departure" in arrays else None
+        ),
         dropped=frozenset(present) - frozenset(kept),
     )
     made.check(recording.manifest, t)
@@ -296,6 +299,17 @@ def _round(
             refuse(path, "an update exceeds the bound that is said to hold for it")
     _require_exact(recording, updates)
     return made
+
+
+def _departure(path: Path, texts: list[str], recording: Recording) -> dict[str, Any]:
+    """Read why the executor had left its plan; what it says is checked when the round is read."""
+    try:
+        found = json.loads(texts[0])
+        result = {name: found[name] for name in ("round", "reason", "client", "difference")}
+        recording.require_known([c for c in (result["client"],) if c is not None])
+        return result
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        refuse(path, f"what it says of the execution cannot be read ({error})", error)
 
 
 def _require_exact(recording: Recording, updates: NDArray[np.float32]) -> None:

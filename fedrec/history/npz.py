@@ -68,7 +68,8 @@ def read_arrays(
     members = archive.infolist()
     found = {m.filename for m in members}
     # An export by an inexact codec may become a history by an exact one.
-    if found - {"max_error.npy"} != names - {"max_error.npy"} or len(found) != len(members):
+    optional = {"max_error.npy", "departure.npy"}
+    if found - optional != names - optional or len(found) != len(members):
         refuse(path, f"its arrays are not {', '.join(sorted(names))}")
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:

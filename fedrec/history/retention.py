@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedrec._checks import check_float, check_int
+from fedrec._checks import check_float, check_int, is_fraction
 from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["Retention"]
@@ -44,13 +44,16 @@ class Retention:
     clients: int | float | None = None
 
     def __post_init__(self) -> None:
-        check_int("keep.every", self.every, minimum=1)
-        if self.last is not None:
-            check_int("keep.last", self.last, minimum=1)
-        if isinstance(self.clients, float):
-            check_float("keep.clients", self.clients, minimum=0, maximum=1, open_minimum=True)
-        elif self.clients is not None:
-            check_int("keep.clients", self.clients, minimum=1)
+        last, clients = self.last, self.clients
+        if last is not None:
+            last = check_int("keep.last", last, minimum=1)
+        if is_fraction(clients):
+            clients = check_float("keep.clients", clients, minimum=0, maximum=1, open_minimum=True)
+        elif clients is not None:
+            clients = check_int("keep.clients", clients, minimum=1)
+        object.__setattr__(self, "every", check_int("keep.every", self.every, minimum=1))
+        object.__setattr__(self, "last", last)
+        object.__setattr__(self, "clients", clients)
 
     @classmethod
     def of(cls, keep: Mapping[str, Any] | None) -> Retention:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ class RoundArrays:
         cohort: Clients that were asked, in order; empty means `client_ids`.
         refused: Clients that were asked and not used, with the reason.
         buffers: Persistent buffers after the round, shape $(b,)$, float32, or `None`.
+        departure: Why the executor had left its plan by then, if it had.
         dropped: Those of `client_ids` whose updates are not here, and not to be stored.
     """
 
@@ -40,6 +42,7 @@ class RoundArrays:
     cohort: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: NDArray[np.float32] | None = None
+    departure: Mapping[str, Any] | None = None
     dropped: frozenset[str] = frozenset()
 
     def copy(self) -> RoundArrays:

@@ -255,5 +255,13 @@ class Snapshot:
             cohort=tuple(ids[index] for index in entry["cohort"]),
             refused={ids[index]: reason for index, reason in entry["refused"]},
             buffers=buffers,
+            departure=self._departure(entry),
         )
         return arrays, wanted
+
+    def _departure(self, entry: dict[str, Any]) -> dict[str, Any] | None:
+        """Return why the executor had left its plan, with the id of a client for its index."""
+        departure: dict[str, Any] | None = entry["departure"]
+        if departure is None or departure["client"] is None:
+            return departure
+        return {**departure, "client": self.recording.client_ids[departure["client"]]}

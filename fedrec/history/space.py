@@ -87,13 +87,11 @@ def forecast(
         >>> round(forecast(**paper, codec="int8", keep={"every": 10}).num_bytes / 1e9, 1)
         5.2
     """
-    for name, value in (
-        ("num_clients", num_clients),
-        ("num_parameters", num_parameters),
-        ("max_rounds", max_rounds),
-        ("clients_per_round", num_clients if clients_per_round is None else clients_per_round),
-    ):
-        check_int(name, value, minimum=1)
+    num_clients = check_int("num_clients", num_clients, minimum=1)
+    num_parameters = check_int("num_parameters", num_parameters, minimum=1)
+    max_rounds = check_int("max_rounds", max_rounds, minimum=1)
+    if clients_per_round is not None:
+        clients_per_round = check_int("clients_per_round", clients_per_round, minimum=1)
     check_choice("codec", codec, CODECS)
     retention = Retention.of(keep)
     m = num_clients if clients_per_round is None else min(clients_per_round, num_clients)

@@ -92,7 +92,7 @@ class RoundStore:
         self.keep = None if keep is None else Retention.of(keep).spec()
         self.map_size = map_size
         if map_size is not None:
-            check_int("map_size", map_size, minimum=2**16)
+            map_size = check_int("map_size", map_size, minimum=2**16)
         self.master_key = None if master_key is None else check_source(master_key)
         self.sync_every = check_int("sync_every", sync_every, minimum=1)
 

@@ -41,8 +41,8 @@ def rounds_to_converge(
         >>> rounds_to_converge([0.9, 0.9, 0.9, 0.5, 0.2, 0.2, 0.2, 0.1], patience=2)
         7
     """
-    check_int("patience", patience, minimum=1)
-    check_float("tolerance", tolerance, minimum=0)
+    patience = check_int("patience", patience, minimum=1)
+    tolerance = check_float("tolerance", tolerance, minimum=0)
     least = list(itertools.accumulate(errors, min))
     for k in range(patience + 1, len(least) + 1):
         fell = least[k - patience - 1] - least[k - 1]

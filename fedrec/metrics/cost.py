@@ -106,10 +106,10 @@ class CostLedger:
         index = self._reason_index.get(reason)
         if index is None:
             raise ConfigurationError(expected("reason", "a known reason", reason, known=REASONS))
-        check_int("round", round, minimum=0)
-        check_int("local_steps", local_steps, minimum=0)
-        check_int("num_bytes", num_bytes, minimum=0)
-        self._rows.extend((client, round, index, local_steps, num_bytes))
+        t = check_int("round", round, minimum=0)
+        local_steps = check_int("local_steps", local_steps, minimum=0)
+        num_bytes = check_int("num_bytes", num_bytes, minimum=0)
+        self._rows.extend((client, t, index, local_steps, num_bytes))
 
     @property
     def entries(self) -> tuple[CostEntry, ...]:

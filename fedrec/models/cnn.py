@@ -51,11 +51,14 @@ class CNN(Classifier):
         image_size: int = 28,
     ) -> None:
         super().__init__(lr)
+        lr = self.lr
+        in_channels = check_int("in_channels", in_channels, minimum=1)
+        num_classes = check_int("num_classes", num_classes, minimum=2)
+        hidden = check_int("hidden", hidden, minimum=1)
+        image_size = check_int(
+            "image_size", image_size, minimum=10, hint="use `MLP` for smaller images."
+        )
         self.save_hyperparameters()
-        check_int("in_channels", in_channels, minimum=1)
-        check_int("num_classes", num_classes, minimum=2)
-        check_int("hidden", hidden, minimum=1)
-        check_int("image_size", image_size, minimum=10, hint="use `MLP` for smaller images.")
         side = ((image_size - 2) // 2 - 2) // 2
         self.layers = nn.Sequential(
             # ReLU after pooling: the maximum commutes with it, on a quarter of the values.

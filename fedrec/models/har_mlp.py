@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedrec._checks import check_float
 from fedrec.models.mlp import MLP
 
 __all__ = ["HARMLP"]
@@ -27,6 +28,7 @@ class HARMLP(MLP):
     """
 
     def __init__(self, lr: float = 9.6e-3) -> None:
+        lr = check_float("lr", lr, minimum=0, open_minimum=True)  # before it becomes an hparam
         super().__init__(
             in_features=561, hidden=(256, 256), num_classes=6, activation="relu", lr=lr
         )

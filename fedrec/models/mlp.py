@@ -47,12 +47,14 @@ class MLP(Classifier):
         lr: float = 0.1,
     ) -> None:
         super().__init__(lr)
+        lr = self.lr
+        in_features = check_int("in_features", in_features, minimum=1)
+        hidden = tuple(check_int(f"hidden[{i}]", h, minimum=1) for i, h in enumerate(hidden))
+        num_classes = check_int("num_classes", num_classes, minimum=2)
         self.save_hyperparameters()
-        widths = [check_int("in_features", in_features, minimum=1)]
-        widths += [check_int(f"hidden[{i}]", h, minimum=1) for i, h in enumerate(hidden)]
-        check_int("num_classes", num_classes, minimum=2)
         activate = _ACTIVATIONS[check_choice("activation", activation, _ACTIVATIONS)]
         layers: list[nn.Module] = [nn.Flatten()]
+        widths = [in_features, *hidden]
         for fan_in, fan_out in pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), activate()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))

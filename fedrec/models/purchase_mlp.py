@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedrec._checks import check_float
 from fedrec.models.mlp import MLP
 
 __all__ = ["PurchaseMLP"]
@@ -27,4 +28,5 @@ class PurchaseMLP(MLP):
     """
 
     def __init__(self, lr: float = 0.18) -> None:
+        lr = check_float("lr", lr, minimum=0, open_minimum=True)  # before it becomes an hparam
         super().__init__(in_features=600, hidden=(1024,), num_classes=100, activation="tanh", lr=lr)

@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedrec._checks import as_float, is_integer
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.loading import parse_value
 
-__all__ = ["grid_points", "parse_grid", "short_keys", "split_values", "value_text"]
+__all__ = ["grid_points", "json_text", "parse_grid", "short_keys", "split_values", "value_text"]
 
 _PAIRS = {"[": "]", "{": "}", "(": ")"}
 
@@ -129,7 +130,18 @@ def value_text(value: Any) -> str:
         given = {**(value.get("init_args") or {})}
         arguments = ", ".join(f"{name}={value_text(v)}" for name, v in given.items())
         return f"{value['class_path']}({arguments})" if given else str(value["class_path"])
-    return json.dumps(value)
+    return json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """Write a value in JSON; numbers of NumPy as those of Python.
+
+    Examples:
+        >>> import numpy as np
+        >>> json_text([np.int64(3), np.float32(0.1), None])
+        '[3, 0.1, null]'
+    """
+    return json.dumps(value, default=lambda one: int(one) if is_integer(one) else as_float(one))
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:

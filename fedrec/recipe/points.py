@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 from fedrec._checks import check_int
 from fedrec.exceptions import ConfigurationError, RecipeError, expected
 from fedrec.recipe.folder import hash_of, recording_part
-from fedrec.recipe.grid import grid_points, short_keys, value_text
+from fedrec.recipe.grid import grid_points, json_text, short_keys, value_text
 from fedrec.recipe.loading import read_recipe
 from fedrec.recipe.schema import Recipe, build_parts, load_recipe
 
@@ -68,7 +67,7 @@ def sweep_points(
         RecipeError: With all mistakes of all points.
         ConfigurationError: If two points are the same experiment, or one cannot be swept.
     """
-    check_int("repeats", repeats, minimum=1)
+    repeats = check_int("repeats", repeats, minimum=1)
     overrides, allow = list(overrides), tuple([allow] if isinstance(allow, str) else allow)
     if not grid and repeats == 1:
         hint = "give a key several values, as in `aggregator=FedAvg,Median`, or `--repeats 3`."
@@ -81,7 +80,7 @@ def sweep_points(
     errors: dict[str, None] = {}
     for values in grid_points(grid):
         texts = {key: value_text(value) for key, value in values.items()}
-        own = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        own = [f"{key}={json_text(value)}" for key, value in values.items()]
         try:
             for repeat in range(repeats):
                 words = [*overrides, *own, f"seed={seed + repeat}"]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedrec._checks import check_bool, check_choice, check_float, check_int
+from fedrec._checks import check_bool, check_choice, check_float, check_int, is_integer
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recoverers.base import count_updates
 from fedrec.recoverers.update_filter import UpdateFilter
@@ -21,19 +21,21 @@ _log = logging.getLogger(__name__)
 
 
 def check_arguments(new: FedRecover) -> None:
-    """Raise `ConfigurationError` if an argument is out of range."""
-    check_int("warmup_rounds", new.warmup_rounds, minimum=1)
+    """Store numbers as plain ones; raise `ConfigurationError` if an argument is out of range."""
+    new.warmup_rounds = check_int("warmup_rounds", new.warmup_rounds, minimum=1)
     if new.correction_period is not None:
-        check_int("correction_period", new.correction_period, minimum=1)
+        new.correction_period = check_int("correction_period", new.correction_period, minimum=1)
     if new.abnormality_threshold is not None:
-        check_float(
+        new.abnormality_threshold = check_float(
             "abnormality_threshold", new.abnormality_threshold, minimum=0, open_minimum=True
         )
     if new.tolerance_rate is not None:
-        check_float("tolerance_rate", new.tolerance_rate, minimum=0, maximum=1, open_maximum=True)
-    check_int("start_round", new.start_round, minimum=0)
-    check_int("final_rounds", new.final_rounds, minimum=0)
-    check_int("buffer_size", new.buffer_size, minimum=1)
+        new.tolerance_rate = check_float(
+            "tolerance_rate", new.tolerance_rate, minimum=0, maximum=1, open_maximum=True
+        )
+    new.start_round = check_int("start_round", new.start_round, minimum=0)
+    new.final_rounds = check_int("final_rounds", new.final_rounds, minimum=0)
+    new.buffer_size = check_int("buffer_size", new.buffer_size, minimum=1)
     if new.estimate is not None:
         check_choice("estimate", new.estimate, ("lbfgs", "history"))
     check_choice("buffer", new.buffer, ("paired", "paper"))
@@ -43,9 +45,11 @@ def check_arguments(new: FedRecover) -> None:
     if new.update_filter is not None and new.estimate is None:
         hint = "with `estimate=None` there is nothing to compare with."
         raise ConfigurationError(expected("update_filter", "none", new.update_filter, hint=hint))
-    if not isinstance(new.diagnose, int) or (new.diagnose < 1 and new.diagnose is not False):
-        requirement = "true, false, or an integer of at least 1"
-        raise ConfigurationError(expected("diagnose", requirement, new.diagnose))
+    if not isinstance(new.diagnose, bool):
+        if not is_integer(new.diagnose) or new.diagnose < 1:
+            requirement = "true, false, or an integer of at least 1"
+            raise ConfigurationError(expected("diagnose", requirement, new.diagnose))
+        new.diagnose = int(new.diagnose)
     if new.diagnose and new.estimate is None:
         hint = "with `estimate=None` there is nothing to compare."
         raise ConfigurationError(expected("diagnose", "false", new.diagnose, hint=hint))

@@ -70,9 +70,9 @@ class FineTune(Recoverer):
         self.batch_size = check_int("batch_size", batch_size, minimum=1)
         self.lr = None if lr is None else check_float("lr", lr, minimum=0, open_minimum=True)
         if num_samples is not None:
-            check_int("num_samples", num_samples, minimum=1)
+            num_samples = check_int("num_samples", num_samples, minimum=1)
         if beta is not None:
-            check_float("beta", beta, minimum=0, open_minimum=True)
+            beta = check_float("beta", beta, minimum=0, open_minimum=True)
             if num_samples is None:
                 raise ConfigurationError(
                     "Expected `num_samples` beside `beta`, but got None. HINT: say how many of the "

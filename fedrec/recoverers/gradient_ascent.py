@@ -107,7 +107,7 @@ class GradientAscent(Recoverer):
         self.radius = _positive("radius", radius)
         self.stop_distance = _positive("stop_distance", stop_distance)
         if min_accuracy is not None:
-            check_float("min_accuracy", min_accuracy, minimum=0, maximum=1)
+            min_accuracy = check_float("min_accuracy", min_accuracy, minimum=0, maximum=1)
         self.min_accuracy = min_accuracy
         self.final_rounds = check_int("final_rounds", final_rounds, minimum=0)
 

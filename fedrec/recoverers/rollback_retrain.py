@@ -66,7 +66,7 @@ class RollbackRetrain(ReplayRecoverer):
         self.max_sensitivity = check_float("max_sensitivity", max_sensitivity, minimum=0)
         self.noise_std = check_float("noise_std", noise_std, minimum=0)
         if num_rounds is not None:
-            check_int("num_rounds", num_rounds, minimum=1)
+            num_rounds = check_int("num_rounds", num_rounds, minimum=1)
         self.num_rounds = num_rounds
         self._first = 0
         self._sensitivity = 0.0

@@ -47,9 +47,9 @@ class UpdateFilter(Component):
 
     def __init__(self, *, max_distance: float | None = 2.0, min_cosine: float | None = 0.0) -> None:
         if max_distance is not None:
-            check_float("max_distance", max_distance, minimum=0, open_minimum=True)
+            max_distance = check_float("max_distance", max_distance, minimum=0, open_minimum=True)
         if min_cosine is not None:
-            check_float("min_cosine", min_cosine, minimum=-1, maximum=1)
+            min_cosine = check_float("min_cosine", min_cosine, minimum=-1, maximum=1)
         if max_distance is None and min_cosine is None:
             hint = "with neither bound nothing is filtered."
             raise ConfigurationError(expected("min_cosine", "a number", None, hint=hint))

@@ -147,6 +147,41 @@ def test_geometric_median_is_a_minimum(m: int, f: int, d: int) -> None:
     assert objective(got, wide, weights) <= best * (1 + 1e-7)
 
 
+def smallest_cost(x: np.ndarray, weights: np.ndarray) -> float:
+    """The cost of the best client, or of where Weiszfeld's algorithm comes to rest."""
+    z = weights @ x + 1e-6 * np.abs(x).max() * np.random.default_rng(0).normal(size=x.shape[1])
+    for _ in range(5000):
+        w = weights / np.maximum(np.linalg.norm(x - z, axis=1), 1e-300)
+        z = w @ x / w.sum()
+    return min(objective(y, x, weights) for y in [z, *x])
+
+
+ODD_POINTS = {
+    "tiny": lambda x, rng: 1e-12 * x,
+    "huge": lambda x, rng: 1e12 * x,
+    "far": lambda x, rng: 1e4 + 0.1 * x,
+    "equal": lambda x, rng: x[rng.integers(0, len(x), size=len(x))],
+    "on a line": lambda x, rng: x[:, :1] * x[0],
+    "outliers": lambda x, rng: np.concatenate([x, 1e9 * x[: len(x) // 2]]),
+    "close majority": lambda x, rng: np.concatenate([1e-6 * x, x[: len(x) // 2]]),
+    "half at one point": lambda x, rng: np.concatenate([0 * x, 1e9 * x]) + x[0],
+}
+
+
+@pytest.mark.parametrize("kind", ODD_POINTS)
+def test_geometric_median_of_odd_points(kind: str) -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        m, d = int(rng.integers(3, 30)), int(rng.integers(1, 40))
+        x = ODD_POINTS[kind](rng.normal(size=(m, d)), rng).astype(np.float32)
+        wide, weights = x.astype(np.float64), np.full(len(x), 1 / len(x))
+        got = run(GeometricMedian(), x).astype(np.float64)
+        # The result is rounded to float32, by 5e-4 in 1e4.
+        rounding = math.sqrt(d) * np.abs(np.median(wide, axis=0)).max() * 2.0**-24
+        best = smallest_cost(wide - wide[0], weights)
+        assert objective(got, wide, weights) <= best * (1 + 1e-6) + rounding
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("max_norm", [0.5, 100.0, "median"])
 def test_norm_clipping(max_norm: float | str, weighted: bool) -> None:
@@ -214,6 +249,41 @@ def test_caf(m: int, f: int, d: int) -> None:
     x = updates_of(m, f, min(d, 60))
     expected = caf_by_definition(x.astype(np.float64), f)
     np.testing.assert_allclose(run(CAF(num_byzantine=f), x), expected, rtol=1e-5, atol=1e-6)
+
+
+def caf_by_multiplicity(x: np.ndarray, f: int) -> np.ndarray:
+    """The same, with equal rows as one point that weighs as much as they do together."""
+    points, counts = np.unique(x, axis=0, return_counts=True)
+    c = np.ones(len(points))
+    smallest, best = math.inf, x.mean(axis=0)
+    while (c * counts).sum() > len(x) - 2 * f:
+        shares = c * counts / (c * counts).sum()
+        mu = shares @ points
+        # The right singular vectors are the eigenvectors of the covariance.
+        _, s, v = np.linalg.svd(np.sqrt(shares)[:, None] * (points - mu), full_matrices=False)
+        if s[0] ** 2 < smallest:
+            smallest, best = s[0] ** 2, mu
+        tau = ((points - mu) @ v[0]) ** 2
+        if tau[c > 0].max() < 1e-20 * (points**2).max():
+            break
+        c = np.where(c > 0, c * np.maximum(0, 1 - tau / tau[c > 0].max()), 0)
+    return best
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize("distance", [0.8, 3.0, 100.0])
+def test_caf_with_equal_attackers(distance: float, scale: float) -> None:
+    rng = np.random.default_rng(int(distance))
+    for _ in range(15):
+        m, d = int(rng.integers(6, 90)), int(rng.integers(1, 60))
+        f = int(rng.integers(1, (m + 1) // 2))
+        x = rng.normal(size=(m, d))
+        x[rng.permutation(m)[:f]] = distance * rng.normal(size=d)
+        x = (scale * (x + 2)).astype(np.float32)
+        expected = caf_by_multiplicity(x.astype(np.float64), f)
+        np.testing.assert_allclose(
+            run(CAF(num_byzantine=f), x), expected, atol=2e-6 * np.linalg.norm(expected), rtol=0
+        )
 
 
 MOVABLE = [

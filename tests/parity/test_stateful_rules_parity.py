@@ -28,6 +28,7 @@ from fedrec.aggregators import (
     SignGuard,
 )
 from fedrec.functional import (
+    adaptive_server_step,
     bucket_means,
     centered_clipping,
     cosine_similarities,
@@ -109,6 +110,23 @@ def test_adaptive_server_optimisers_have_no_bias_correction(cls: type, yogi: boo
     corrected = run(ServerOptimizer(FedAvg(), "Adam"), rounds[:1])[0]
     plain = run(FedAdam(FedAvg(), tau=1e-12, beta2=0.999), rounds[:1])[0]
     np.testing.assert_allclose(plain, corrected * 0.1 / np.sqrt(0.001), rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+@pytest.mark.parametrize(("cls", "yogi"), [(FedAdam, False), (FedYogi, True)])
+def test_moments_of_any_magnitude(cls: type, yogi: bool, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    rounds = [(scale * (2 + rng.normal(size=(1, 50)))).astype(np.float32) for _ in range(300)]
+    want = adaptive_by_definition(rounds, 0.9, 0.99, 1e-3, yogi)
+    np.testing.assert_allclose(run(cls(FedAvg()), rounds), want, rtol=1e-6)
+    momentum, variance = torch.zeros(50), torch.full((50,), 1e-6)
+    for x, step in zip(rounds, want, strict=True):  # float32 in, float64 inside
+        given = {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3, "yogi": yogi}
+        got, momentum, variance = adaptive_server_step(
+            torch.from_numpy(x[0]), momentum, variance, **given
+        )
+        assert got.dtype == torch.float32
+        np.testing.assert_allclose(got, step, rtol=1e-6)
 
 
 def test_momentum_adds_up() -> None:

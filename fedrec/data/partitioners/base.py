@@ -72,7 +72,7 @@ class Partitioner(Component, ABC):
         self, labels: NDArray[np.integer[Any]], num_clients: int, generator: np.random.Generator
     ) -> list[NDArray[np.int64]]:
         """Check the input, split, check the output; the indices of a client come sorted."""
-        check_int("num_clients", num_clients, minimum=1)
+        num_clients = check_int("num_clients", num_clients, minimum=1)
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise ShapeError(
                 "Expected `labels` to be integers of shape (N,), "

@@ -44,19 +44,22 @@ def stacked(samples: list[tuple[Tensor, int]]) -> Sample:
     return Sample(torch.stack(x), torch.tensor(y))
 
 
+SEEN: list[type] = []
+
+
 class Net(pl.LightningModule):
     """Notes the type of each batch."""
 
     def __init__(self, read: Callable[[Any], tuple[Tensor, Tensor]] = tuple, body: Any = None):
         super().__init__()
         self.layer = nn.Linear(3, 2) if body is None else body
-        self.read, self.seen = read, []
+        self.read = read
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.seen.append(type(batch))
+        SEEN.append(type(batch))
         x, y = self.read(batch)
         return nn.functional.cross_entropy(self(x), y)
 
@@ -113,10 +116,11 @@ def test_batches_are_those_of_a_dataloader_on_every_path(dataset, collate_fn, re
         assert torch.equal(x, y)
         assert x.dtype == y.dtype
     module = Net(read)
+    SEEN.clear()
     reference = updates(module, [dataset] * 3, collate_fn=collate_fn)
     fast = updates(module, [dataset] * 3, VectorizedExecutor(warn=False), collate_fn=collate_fn)
     torch.testing.assert_close(fast, reference, rtol=1e-5, atol=1e-7)
-    assert set(module.seen) == {type(theirs)}
+    assert set(SEEN) == {type(theirs)}
 
 
 def packed(samples: list[tuple[Tensor, int]]) -> tuple[PackedSequence, Tensor]:

@@ -1,0 +1,362 @@
+"""Watching a forward pass: whether it may stand for one pass per client."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.nn.modules import module as global_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedrec.clients.state import ModuleState
+from fedrec.executors.kinds import (
+    Constant,
+    Kind,
+    Mean,
+    Mixed,
+    Operation,
+    Rule,
+    Samples,
+    Sum,
+    flat,
+    rule_of,
+)
+
+__all__ = [
+    "CannotGroupError",
+    "EscapeWatch",
+    "SampleWatch",
+    "refuse_custom_gradients",
+    "refuse_hooks",
+    "traceless",
+]
+
+_aten = torch.ops.aten
+
+
+class CannotGroupError(Exception):
+    """Clients cannot be computed together; the message says why."""
+
+
+def refuse_hooks(module: nn.Module) -> None:
+    """Raise `CannotGroupError` if a hook may change gradients, which bypass it here."""
+    if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
+        raise CannotGroupError("there are backward hooks of all modules")
+    for name, layer in module.named_modules():
+        if layer._backward_hooks or layer._backward_pre_hooks:
+            raise CannotGroupError(f"{name or 'it'} has a backward hook")
+        if layer._compiled_call_impl is not None:
+            raise CannotGroupError(f"{name or 'it'} is compiled")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise CannotGroupError(f"{name} has a hook")
+
+
+@contextmanager
+def traceless(state: ModuleState) -> Iterator[None]:
+    """Refuse what would be different if clients were computed one after another.
+
+    That is what a module remembers, and what it draws from Python's and NumPy's random numbers
+    (torch's are watched by whoever computes). Both are put back.
+
+    Raises:
+        CannotGroupError: If something has changed.
+    """
+    python, legacy = random.getstate(), _legacy_state()
+    try:
+        yield
+    finally:
+        drew = random.getstate() != python or _legacy_state() != legacy
+        changed = state.changes() if state.has_changed else []
+        if drew:
+            random.setstate(python)
+            _put_legacy_state(legacy)
+        if changed:
+            state.restore()
+    if drew:
+        raise CannotGroupError("it draws random numbers")
+    if changed:
+        raise CannotGroupError(f"it changes {', '.join(changed[:3])}")
+
+
+# `np.random.get_state` takes as long as a whole layer of a small model; this takes nothing.
+_LEGACY_BYTES = 4 * 625  # of the Mersenne Twister: its words, and the position in them
+
+
+def _legacy_state() -> bytes:
+    """Return the state of the generator that `np.random.rand` and its like draw from."""
+    return ctypes.string_at(_address_of(_legacy_generator()), _LEGACY_BYTES)
+
+
+def _put_legacy_state(state: bytes) -> None:
+    ctypes.memmove(_address_of(_legacy_generator()), state, _LEGACY_BYTES)
+
+
+def _legacy_generator() -> Any:
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1)
+def _address_of(generator: Any) -> int:
+    address: int = generator.ctypes.state_address
+    return address
+
+
+class EscapeWatch(TorchFunctionMode):
+    """Refuses calls by which a value or a gradient leaves what is watched.
+
+    Args:
+        is_watched: Whether it matters for a tensor.
+        created: Told of tensors that are made of anything but tensors.
+    """
+
+    def __init__(
+        self,
+        is_watched: Callable[[Any], bool] = lambda value: True,
+        created: Callable[[Any], None] = lambda value: None,
+    ) -> None:
+        super().__init__()
+        self.is_watched = is_watched
+        self.created = created
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        why = _ESCAPES.get(func)
+        if why is not None and any(self.is_watched(x) for x in flat(args)):
+            raise CannotGroupError(why)
+        result = func(*args, **(kwargs or {}))
+        if func in _CREATIONS and not isinstance(args[0], Tensor):
+            self.created(result)
+        return result
+
+
+_CREATIONS = (torch.from_numpy, torch.frombuffer, torch.as_tensor, torch.asarray, torch.tensor)
+_HOOK = "it hooks into a gradient"
+_READ = "it reads the value of a tensor"
+_GRADIENT = "it computes a gradient itself"
+_ESCAPES: dict[Any, str] = {
+    Tensor.register_hook: _HOOK,
+    Tensor.register_post_accumulate_grad_hook: _HOOK,
+    Tensor.numpy: _READ,
+    Tensor.tolist: _READ,
+    Tensor.__array__: _READ,
+    Tensor.__dlpack__: _READ,
+    Tensor.data_ptr: _READ,
+    Tensor.untyped_storage: _READ,
+    Tensor.data.__set__: "it replaces the memory of a tensor",  # type: ignore[attr-defined]
+    Tensor.backward: _GRADIENT,
+    torch.autograd.grad: _GRADIENT,
+}
+
+
+class SampleWatch(TorchDispatchMode):
+    """Follows the samples of a batch through a forward pass, see `fedrec.executors.kinds`.
+
+    Args:
+        batch: What the pass gets, the samples of all clients one after the other.
+        num_samples: How many those are.
+
+    Attributes:
+        num_bytes: Size of all results, and once more of what goes into layers with weights, as much
+            as the gradients that are kept: an upper limit of what the pass needs.
+
+    Raises:
+        CannotGroupError: In the pass, where the result would depend on how samples are grouped
+            whatever becomes of it.
+    """
+
+    def __init__(self, batch: Any, num_samples: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_samples = num_samples
+        self.num_bytes = 0
+        # Kinds by memory, then by what part of it a tensor is.
+        self._kinds: dict[int, dict[tuple[Any, ...], Kind | None]] = {}
+        self._escapes: Any = EscapeWatch(
+            lambda x: self.kind(x) is not None, lambda x: self._put(x, None)
+        )
+        for x in tree_leaves(batch):
+            if isinstance(x, Tensor):
+                whole = x.ndim > 0 and x.shape[0] == num_samples
+                self._put(x, Samples(0) if whole else Mixed("a batch has parts of other sizes"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Compiled modules are refused before; torch would wrap each call to leave them alone.
+        return False
+
+    def __enter__(self) -> SampleWatch:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._escapes.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._escapes.__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def kind(self, x: Any) -> Kind | None:
+        """Return what a tensor is to the samples."""
+        if not isinstance(x, Tensor) or not self._kinds:
+            return None
+        parts = self._kinds.get(x.untyped_storage().data_ptr())
+        if parts is None:
+            return None
+        return parts.get(_part(x), _UNSEEN)
+
+    def _put(self, x: Tensor, kind: Kind | None) -> None:
+        """Note the kind of a tensor in memory of its own."""
+        memory = x.untyped_storage().data_ptr()
+        if kind is None:
+            self._kinds.pop(memory, None)
+        else:
+            self._kinds[memory] = {_part(x): kind}
+
+    def layer(self, name: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Compute a layer with weights, which treats the first dimension as samples.
+
+        Args:
+            name: Of the layer, for an error.
+            x: What goes in.
+            compute: The layer.
+
+        Raises:
+            CannotGroupError: If the first dimension of `x` is not that of the samples.
+        """
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            kind = self.kind(x)
+            if not isinstance(kind, Samples) or kind.axis != 0:
+                why = kind.reason if isinstance(kind, Mixed) else "its input is no batch of samples"
+                raise CannotGroupError(f"{name} does not meet samples one by one: {why}")
+            result = compute(x)
+            self._put(result, Samples(0, result.shape[0] // self.num_samples))
+            self.num_bytes += result.nbytes + x.nbytes
+        return result
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule, draws, reads, writes = _known(func)
+        kinds: dict[int, Kind] = {}
+        memories: set[int] = set()
+        for x in flat((*args, *kwargs.values())):
+            if isinstance(x, Tensor):
+                memory = x.untyped_storage().data_ptr()
+                memories.add(memory)
+                parts = self._kinds.get(memory)
+                of_x = None if parts is None else parts.get(_part(x), _UNSEEN)
+                if of_x is not None:
+                    kinds[id(x)] = of_x
+        if draws and not _draws_nothing(func, args, kwargs):
+            raise CannotGroupError("it draws random numbers")
+        reads = reads and (func is not _aten.index.Tensor or _by_mask(args[1]))
+        if reads and any(not isinstance(k, Constant) for k in kinds.values()):
+            raise CannotGroupError(_READ)
+        result = func(*args, **kwargs)
+        kind = None
+        if kinds or rule is _FACTORY:
+            kind = rule(Operation(func, args, kwargs, kinds, self.num_samples, result))
+        if writes:
+            self._written(args[0] if "out" not in kwargs else kwargs["out"], kind)
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, Tensor):
+                self.num_bytes += x.nbytes
+                if x.untyped_storage().data_ptr() not in memories:
+                    self._put(x, kind)
+                elif not writes:
+                    self._note_view(x, kind)
+        return result
+
+    def _note_view(self, x: Tensor, kind: Kind | None) -> None:
+        parts = self._kinds.get(x.untyped_storage().data_ptr())
+        if parts is not None:
+            parts[_part(x)] = kind
+
+    def _written(self, x: Tensor, kind: Kind | None) -> None:
+        """Note the new kind of a tensor that was written to, and of what shares its memory."""
+        memory = x.untyped_storage().data_ptr()
+        parts = self._kinds.setdefault(memory, {}) if kind is not None else self._kinds.get(memory)
+        if parts is None or parts.get(_part(x), _UNSEEN) == kind:
+            return
+        for part in parts:
+            parts[part] = _WRITTEN
+        whole = x.numel() * x.element_size() == x.untyped_storage().nbytes()
+        parts[_part(x)] = kind if whole else _WRITTEN
+
+    def parts_of_mean(self, what: str, value: Any, count: int) -> int:
+        """Return into how many equal parts of clients a value of all samples falls.
+
+        Those are `count` for a sum over samples, and 1 for a mean over them, which is that of
+        each client as well.
+
+        Args:
+            what: Names the value, for an error.
+            value: A loss, or something logged.
+            count: Number of clients, which have equally many samples.
+
+        Raises:
+            CannotGroupError: If it is neither, with the reason.
+        """
+        kind = self.kind(value)
+        if isinstance(kind, Sum):
+            return count
+        if kind is None or isinstance(kind, (Mean, Constant)):
+            return 1
+        why = f" ({kind.reason})" if isinstance(kind, Mixed) else ""
+        raise CannotGroupError(f"{what} is no mean over samples{why}")
+
+
+_UNSEEN = Mixed("it looks at a tensor in a way that fedrec does not see")
+_WRITTEN = Mixed("it writes into a part of a tensor")
+_FACTORY: Rule = rule_of(_aten.zeros.default)
+_functions: dict[Any, tuple[Rule, bool, bool, bool]] = {}
+
+
+def _known(func: Any) -> tuple[Rule, bool, bool, bool]:
+    """Return the rule of an operator, and whether it draws, reads values, and writes."""
+    found = _functions.get(func)
+    if found is None:
+        tags = func.tags
+        reads = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        aliases = [a.alias_info for a in func._schema.arguments]
+        writes = any(a is not None and a.is_write for a in aliases)
+        draws = torch.Tag.nondeterministic_seeded in tags
+        found = _functions[func] = (rule_of(func), draws, reads, writes)
+    return found
+
+
+def _draws_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator that can draw random numbers does not: attention without dropout."""
+    attends = "scaled_dot_product" in func._schema.name
+    return attends and Operation(func, args, kwargs, {}, 1, None).argument("dropout_p", 0.0) == 0
+
+
+def _by_mask(indices: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+def _part(x: Tensor) -> tuple[Any, ...]:
+    return x.storage_offset(), x.shape, x.stride(), x.dtype
+
+
+def refuse_custom_gradients(loss: Tensor) -> None:
+    """Refuse backward passes of the user's own, which may do anything to samples."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            raise CannotGroupError(f"it has a backward pass of its own ({node.name()})")
+        waiting.extend(following for following, _ in node.next_functions)

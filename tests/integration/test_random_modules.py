@@ -1,0 +1,118 @@
+"""Random modules: an executor that is fast gives what one client after another does, or says so."""
+
+import dataclasses
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedrec.executors import SequentialExecutor
+
+sys.path.insert(0, str(Path(__file__).parent))
+import random_modules
+from random_modules import LIMIT, ROUNDS, all_features, compare, executors, random_case, record
+
+SEEDS, CHUNK = 320, 16
+# The path is left to the executor in half of the cases.
+WAYS = ("auto", "grouped", "auto", "vmap")
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_update_differs_in_silence(first: int) -> None:
+    wrong = {}
+    for seed in range(first, first + CHUNK):
+        case = random_case(seed)
+        way = WAYS[seed % len(WAYS)]
+        outcome = compare(case, executors(case)[way])
+        if not outcome.is_right:
+            wrong[seed, way] = outcome, case.plan
+    assert not wrong, "\n".join(f"seed {s}, {way}: {what}" for (s, way), what in wrong.items())
+
+
+def test_the_cases_have_everything_there_is() -> None:
+    counts = Counter(name for seed in range(SEEDS) for name in random_case(seed).features)
+    assert set(counts) <= all_features()
+    assert {name for name in all_features() if counts[name] == 0} == set()
+
+
+def test_a_case_is_a_function_of_its_seed() -> None:
+    one, other = (record(random_case(4), "sequential", rounds=3) for _ in range(2))
+    assert torch.equal(one.updates, other.updates)
+    assert random_case(4) == random_case(4) != random_case(5)
+
+
+class Off(SequentialExecutor):
+    """Sends slightly too much of the last client, from a late round on."""
+
+    def compute(self, clients: Any, global_weights: Any, ctx: Any) -> Any:
+        sent = super().compute(clients, global_weights, ctx)
+        if ctx.round >= ROUNDS - 2:
+            sent.updates[-1] *= 1 + 3 * LIMIT
+        return sent
+
+
+class CountsIgnored(SequentialExecutor):
+    """Divides by all samples of a batch, whatever their labels, as one mean over clients would."""
+
+    def compute(self, clients: Any, global_weights: Any, ctx: Any) -> Any:
+        sent = super().compute(clients, global_weights, ctx)
+        for row, client in zip(sent.updates, clients, strict=True):
+            (batch,) = client.batches(ctx)
+            kept = (client.dataset.tensors[0][batch].flatten(1)[:, 0] <= 5).double().mean()
+            row *= float(kept)
+        return sent
+
+
+def plain_case(loss: str) -> random_modules.Case:
+    """Return a case with nothing unusual but its loss, and a rare sample in two clients."""
+    case = random_case(0)
+    plan = dataclasses.replace(
+        case.plan,
+        body="vector",
+        layers=("linear",),
+        activations=("nn.Tanh",),
+        pool="as_is",
+        loss=loss,
+        twists=(),
+        hook=None,
+        logs=(),
+        optimizer="sgd",
+    )
+    return dataclasses.replace(
+        case,
+        plan=plan,
+        sizes=(30, 30, 10),
+        rare=(1, 1, 0),
+        local={"batch_size": 3},
+        data="tensors",
+        server_lr=0.2,
+        chunk_size=None,
+    )
+
+
+def test_a_difference_of_one_client_in_a_late_round_is_found() -> None:
+    outcome = compare(plain_case("cross_entropy"), Off())
+    assert outcome.verdict == "silent"
+    assert (outcome.round, outcome.rounds, outcome.clients) == (ROUNDS - 2, 2, 1)
+    assert outcome.largest == pytest.approx(3 * LIMIT, rel=1e-2)
+
+
+def test_a_mean_that_counts_ignored_labels_is_found() -> None:
+    case = plain_case("ignore_index")
+    outcome = compare(case, CountsIgnored())
+    assert outcome.verdict == "silent"
+    # One of three samples is ignored: two thirds of the update are sent.
+    assert outcome.largest == pytest.approx(1 / 3, rel=1e-5)
+    assert compare(plain_case("cross_entropy"), SequentialExecutor()).largest == 0
+
+
+def test_rounding_is_told_from_an_error() -> None:
+    class Rounds(SequentialExecutor):
+        def compute(self, clients: Any, global_weights: Any, ctx: Any) -> Any:
+            nudged = global_weights * (1 + 6e-8 * (-1) ** torch.arange(len(global_weights)))
+            return super().compute(clients, nudged, ctx)
+
+    assert compare(plain_case("cross_entropy"), Rounds()).verdict == "agree"
