@@ -38,6 +38,8 @@ from fedrec.random import key
 __all__ = ["FromDataModule"]
 
 _MOST_AT_ONCE = 256
+_ARRAYS = (Tensor, np.ndarray)
+_TARGETS = (*_ARRAYS, np.number, np.bool_, int, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +178,7 @@ class FromDataModule(FederatedDataModule):
                 inputs, labels = inputs[index], labels[index]
         else:
             inputs, labels = _stacked(method, [dataset[i] for i in indices])
-        # Labels that are not integers are left for the check to refuse.
+        # Of any integers torch's losses take int64 alone.
         found = TensorDataset(inputs, labels if labels.is_floating_point() else labels.long())
         check_dataset(method, found)
         return _Read(found, loader, indices)
@@ -230,19 +232,20 @@ def _stacked(method: str, samples: list[Any]) -> tuple[Tensor, Tensor]:
     """Make two tensors of pairs."""
     for sample in samples:
         pair = type(sample) in (tuple, list) and len(sample) == 2
-        if not (pair and isinstance(sample[0], Tensor) and hasattr(sample[1], "__index__")):
+        if not pair or not isinstance(sample[0], _ARRAYS) or not isinstance(sample[1], _TARGETS):
             raise ConfigurationError(
-                f"Expected the samples of {method} to be pairs of a tensor and a class label, "
-                f"but got {sample!r}. HINT: give the dataset a transform that makes tensors."
+                f"Expected the samples of {method} to be pairs of a tensor or array and a label "
+                f"or number, but got {sample!r}. HINT: give the dataset a transform that makes "
+                "tensors."
             )
-    shapes = sorted({tuple(sample[0].shape) for sample in samples})
+    shapes = sorted({(tuple(np.shape(x)), tuple(np.shape(y))) for x, y in samples})
     if len(shapes) != 1:
         raise ConfigurationError(
-            f"Expected the samples of {method} to be of one shape, but got {shapes[:5]}. "
-            "HINT: give the dataset a transform that makes them equal, and at least one sample."
+            f"Expected the samples of {method} to be of one shape, but got those of inputs and "
+            f"targets {shapes[:5]}. HINT: give the dataset a transform that makes them equal."
         )
-    labels = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
-    return torch.stack([sample[0] for sample in samples]), labels
+    inputs, targets = default_collate([(x, y) for x, y in samples])
+    return inputs, targets
 
 
 def _uncollated(

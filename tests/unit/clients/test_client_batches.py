@@ -271,7 +271,7 @@ def test_a_last_batch_of_one_under_batchnorm() -> None:
     body = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     local = {"batch_size": 2, "local_epochs": 1}
     text = refusal(pairs(5), body, **local)
-    assert "Client 'c1' cannot train on a batch of one sample" in text
+    assert "Cannot train on a batch of one sample (" in text
     assert "`drop_last=True`" in text
     assert updates(Net(body=body), [pairs(5)], **local, drop_last=True).isfinite().all()
 
@@ -281,7 +281,7 @@ def test_a_last_batch_of_one_under_batchnorm() -> None:
     [
         (
             TensorDataset(torch.zeros(4, 3).double(), torch.zeros(4).long()),
-            "gives [float64 of shape (3,), int64 of shape ()], where Net computes in float32",
+            "gives [float64 of shape (3,), int64 of shape ()]: mat1 and mat2",
         ),
         ([(np.zeros(3), 1)] * 4, "gives [float64 of shape (3,), int64 of shape ()]"),
         ([(torch.zeros(3, dtype=torch.uint8), 1)] * 4, "gives [uint8 of shape (3,)"),
@@ -292,7 +292,7 @@ def test_a_last_batch_of_one_under_batchnorm() -> None:
 )
 def test_types_that_a_model_cannot_take(dataset: Any, found: str) -> None:
     text = refusal(dataset)
-    assert text.startswith("Client 'c1' cannot train on its batch, whose first sample (0) ")
+    assert text.startswith("Net computes in float32 and fails on a batch of client 'c1', whose")
     assert found in text
     assert "HINT: let the data set, or a transform, give the types" in text
 
@@ -333,3 +333,14 @@ def test_arguments_are_checked() -> None:
         LightningClient("a", Net(), pairs(), drop_last=1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Expected `collate_fn` to be a function or None"):
         LightningClient("a", Net(), pairs(), collate_fn="pad")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "dataset", [{"x": torch.zeros(2), "y": torch.zeros(2)}, DataLoader(pairs()), iter([])]
+)
+def test_data_that_are_not_read_by_index(dataset: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Expected `dataset` to be a map-style data set"):
+        LightningClient("a", Net(), dataset)
+    client = LightningClient("a", Net(), pairs())
+    with pytest.raises(ConfigurationError, match="Expected `test_dataset` to be a map-style"):
+        Federation([client], client.module, test_dataset=dataset)
