@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
-from fedrec.clients.batches import CollateFn, take
+from fedrec.clients.batches import CollateFn, failures_explained, take
 from fedrec.clients.hooks import lightning_class
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import changes_batches, transferred
@@ -110,7 +110,7 @@ def evaluate(
         dataset: Pairs of input and label.
         global_weights: Shape $(d,)$.
         attack: Gives trigger and target label.
-        buffers: Persistent buffers, shape $(b,)$, or `None`.
+        buffers: Averaged buffers, shape $(b,)$, or `None`.
         device: Where to compute.
         metrics: What else to compute, by name.
 
@@ -126,7 +126,7 @@ def evaluate(
     with _testing(federation, global_weights, buffers) as module:
         for x, y in _batches(dataset, device, _collate_fn(federation)):
             inputs, labels = _as_given(module, x, y)
-            preds = module(inputs)
+            preds = _predicted(module, inputs)
             rates.update(module, x, preds, labels)
             others.update(preds, labels)
     found = {name: value if math.isfinite(value) else None for name, value in others.compute()}
@@ -160,7 +160,7 @@ def check_evaluation(
     with _testing(federation, None, None) as module:
         x, y = next(_batches(dataset, device, _collate_fn(federation)))
         inputs, labels = _as_given(module, x, y)
-        preds = module(inputs)
+        preds = _predicted(module, inputs)
         rates.update(module, x, preds, labels)
         others.update(preds, labels)
 
@@ -181,7 +181,7 @@ def evaluate_metrics(
         metrics: By label. One whose `update` takes `member` as well is shown the samples of
             `members`, too, and which of the samples these are.
         global_weights: Shape $(d,)$.
-        buffers: Persistent buffers, shape $(b,)$, or `None`.
+        buffers: Averaged buffers, shape $(b,)$, or `None`.
         members: Pairs of input and label that metrics with a `member` ask about.
         device: Where to compute.
 
@@ -200,7 +200,7 @@ def evaluate_metrics(
         for dataset, member in shown:
             for x, y in _batches(dataset, device, _collate_fn(federation)):
                 inputs, labels = _as_given(module, x, y)
-                found.update(module(inputs), labels, member)
+                found.update(_predicted(module, inputs), labels, member)
     return dict(found.compute())
 
 
@@ -321,6 +321,11 @@ def _named(label: str) -> Iterator[None]:
         raise ConfigurationError(
             f"The metric `{label}` does not fit this model and data: {error}"
         ) from error
+
+
+def _predicted(module: nn.Module, x: Any) -> Any:
+    with failures_explained("the test data", module, x, np.arange(1)):
+        return module(x)
 
 
 def _collate_fn(federation: Federation) -> CollateFn | None:

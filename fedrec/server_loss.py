@@ -29,7 +29,7 @@ def server_loss(
     Args:
         federation: The loss is that of its module's `training_step`, in evaluation mode.
         global_weights: Shape $(d,)$.
-        buffers: Persistent buffers, shape $(b,)$, or `None`.
+        buffers: Averaged buffers, shape $(b,)$, or `None`.
         device: Where to compute.
         method: Names who needs it, in an error.
 

@@ -147,7 +147,7 @@ class LocalFit:
         outputs: Any = {}
         if goes_on:
             train = self._automatic if self.automatic else self._manual
-            with failures_explained(self.client.client_id, module, batch, indices):
+            with failures_explained(f"client {self.client.client_id!r}", module, batch, indices):
                 outputs = train(batch, step)
         self._step_schedulers("step", step, plateau=False)
         if trainer.is_last_batch or not goes_on:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from fedrec._checks import check_bool, check_float, check_int
 from fedrec.clients.base import Client
 from fedrec.clients.batches import (
     CollateFn,
     batch_indices,
+    check_map_style,
     collate_name,
     num_batches,
     take,
@@ -133,23 +134,16 @@ class LightningClient(Client):
         drop_last = check_bool("drop_last", drop_last)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigurationError(expected("collate_fn", "a function or None", collate_fn))
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise ConfigurationError(
-                expected(
-                    "dataset",
-                    "a map-style data set (with __len__ and __getitem__)",
-                    type(dataset).__name__,
-                    hint="batches are drawn by index; put the samples into a list or tensors.",
-                )
-            )
-        num_samples = len(dataset)
+        check_map_style("dataset", dataset)
+        samples: Any = dataset
+        num_samples = len(samples)
         if num_samples == 0:
             raise ConfigurationError(
                 f"Client {client_id!r} has no data. HINT: use fewer clients or another partition."
             )
         super().__init__(client_id, num_samples)
         self.module: Any = module
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.batch_size = batch_size
         self.local_steps = local_steps
         self.local_epochs = local_epochs
