@@ -17,7 +17,7 @@ from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
@@ -127,7 +127,7 @@ class Engine:
         layout.select_buffers(module, names)
         before = layout.buffers(module)
         ctx = self.context(0, self.federation.client_ids, global_weights, lambda name, value: None)
-        state = ModuleState(client.module)
+        state = state_of(client.module)
         try:
             ctx = dataclasses.replace(ctx, layout=layout, buffers=before)
             after = client.local_update(global_weights, ctx).buffers

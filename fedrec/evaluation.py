@@ -21,7 +21,7 @@ from torchmetrics import Metric, MetricCollection
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.federation import Federation
 from fedrec.metrics import AttackSuccessRate, TestErrorRate
@@ -355,7 +355,7 @@ def _testing(
     Whatever is drawn from the global generators meanwhile is the same each time.
     """
     module, layout = federation.module, federation.layout
-    state, weights = ModuleState(module), layout.flatten(module)
+    state, weights = state_of(module), layout.flatten(module)
     on_cuda = weights.device.type == "cuda"
     with isolate_rng(include_cuda=on_cuda):
         torch.default_generator.manual_seed(0)

@@ -26,7 +26,7 @@ from fedrec.clients.fit import LocalFit
 from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
 from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
@@ -231,7 +231,7 @@ class LightningClient(Client):
             layout.load_buffers(module, ctx.buffers)
         work = ctx.work
         trainer = self.local_trainer(module, ctx)
-        state = ModuleState(module)
+        state = state_of(module)
         try:
             with (
                 random_numbers(ctx, self.client_id),
