@@ -98,14 +98,14 @@ MODULE_HOOKS: dict[str, str] = {
 
 # The same for a LightningDataModule whose data are split over clients.
 DATAMODULE_HOOKS: dict[str, str] = {
-    "prepare_data": CALLED_ONCE,
-    "setup": CALLED_ONCE,
-    "train_dataloader": CALLED_ONCE,
-    "test_dataloader": CALLED_ONCE,
+    "prepare_data": CALLED,
+    "setup": CALLED,
+    "train_dataloader": CALLED,
+    "test_dataloader": CALLED,
+    "val_dataloader": CALLED,
     "on_before_batch_transfer": REFUSED,
     "transfer_batch_to_device": REFUSED,
     "on_after_batch_transfer": REFUSED,
-    "val_dataloader": CALLED_ONCE,
     "predict_dataloader": NOT_CALLED,
     "teardown": NOT_CALLED,
     "on_exception": NOT_CALLED,
