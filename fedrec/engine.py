@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
+from fedrec.clients.state import ModuleState
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
@@ -24,6 +25,7 @@ from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
 from fedrec.functional._finite import nonfinite_rows
 from fedrec.functional.order_statistics import choose_kernel
+from fedrec.parameters import ParameterVector, averageable_buffers
 from fedrec.server_training import require_lightning, server_client, trained
 from fedrec.types import (
     AttackContext,
@@ -86,17 +88,56 @@ class Engine:
         self._fakes = frozenset(c for c, one in self.clients.items() if isinstance(one, FakeClient))
         if self.aggregator.needs_server_update:
             self._server = server_client(self.federation, type(self.aggregator).__name__)
-        layout, module = self.federation.layout, self.federation.module
         for client in self.clients.values():
             if isinstance(client, LightningClient):
                 client.module.to(self.device)
-        if layout.num_buffers:
-            self.buffers = layout.buffers(module.to(self.device))
+        self.federation.module.to(self.device)
 
-    @property
-    def averages_buffers(self) -> bool:
-        """Whether buffers change from round to round; if not, clients start from the same ones."""
-        return self.buffers is not None and self.federation.buffers == "average"
+    def average_buffers(self, names: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> None:
+        """Let these buffers be averaged, from what the module has now.
+
+        Args:
+            names: Their names, or what a manifest says of them.
+
+        Raises:
+            ConfigurationError: If the module does not have them so, or the federation refuses.
+        """
+        names = names if isinstance(names, Mapping) else list(names)
+        if names and self.federation.buffers == "refuse":
+            raise ConfigurationError(
+                f"Training changes buffers of {type(self.federation.module).__name__}, which are "
+                f"not part of a client update: {', '.join(f'`{name}`' for name in names)}. HINT: "
+                'keep them as they are in training, or pass `buffers="average"` to average them '
+                "over the clients asked in a round."
+            )
+        layout, module = self.federation.layout, self.federation.module
+        layout.select_buffers(module, names)
+        self.buffers = layout.buffers(module) if names else None
+
+    def rehearse(self, global_weights: Tensor) -> list[str]:
+        """Return the buffers that training changes, in one client's local training of round 0.
+
+        Nothing else comes of it. Running statistics are known without.
+        """
+        module, layout = self.federation.module, ParameterVector(self.federation.module)
+        statistics, names = set(layout.buffer_names), averageable_buffers(module)
+        client = next((c for c in self.federation.clients if isinstance(c, LightningClient)), None)
+        if client is None or statistics.issuperset(names):
+            return list(layout.buffer_names)
+        layout.select_buffers(module, names)
+        before = layout.buffers(module)
+        ctx = self.context(0, self.federation.client_ids, global_weights, lambda name, value: None)
+        state = ModuleState(client.module)
+        try:
+            ctx = dataclasses.replace(ctx, layout=layout, buffers=before)
+            after = client.local_update(global_weights, ctx).buffers
+        except Exception as error:
+            error.add_note(f"while client {client.client_id!r} trained, before round 0")
+            raise
+        finally:
+            state.restore()
+        changed = set() if after is None else set(layout.changed_buffers(before, after))
+        return [name for name in names if name in statistics | changed]
 
     def _poisoned(self, client: Client) -> Client:
         if self.attack is None or client.client_id not in self.malicious:
@@ -174,7 +215,7 @@ class Engine:
 
     def keep_buffers(self, sent: CohortUpdates) -> None:
         """Let these buffers count in the mean at the end of the round."""
-        if sent.buffers is not None and self.averages_buffers:
+        if sent.buffers is not None and self.buffers is not None:
             self._new_buffers.append((sent.num_samples, sent.buffers))
 
     def _compute(
@@ -244,7 +285,7 @@ class Engine:
         """Refuse by name what is not finite, mis-shaped or not an update at all."""
         refused: dict[str, str] = dict(sent.refused)
         parts = {"update": sent.updates}
-        if sent.buffers is not None and self.averages_buffers:
+        if sent.buffers is not None and self.buffers is not None:
             parts["buffers"] = sent.buffers
         for what, rows in parts.items():
             for i in nonfinite_rows(rows):
@@ -318,13 +359,18 @@ class Engine:
         return global_weights - self.server_lr * aggregate
 
     def end_round(self) -> None:
-        """Average the buffers of the clients asked in this round, weighted by samples."""
+        """Average the buffers of the clients asked in this round, weighted by samples.
+
+        A value that all of them left as it was keeps its bits.
+        """
         self._crafted = None
-        if self._new_buffers:
+        if self._new_buffers and self.buffers is not None:
             weights = torch.cat([w for w, _ in self._new_buffers]).double()
-            values = torch.cat([b for _, b in self._new_buffers]).cpu().double()
-            mean = (weights / weights.sum()) @ values
-            self.buffers = mean.float().to(self.device)
+            values = torch.cat([b for _, b in self._new_buffers]).cpu()
+            before = self.buffers.cpu()
+            mean = self.federation.layout.round_buffers((weights / weights.sum()) @ values.double())
+            kept = (values == before).all(dim=0)
+            self.buffers = torch.where(kept, before, mean).to(self.device)
             self._new_buffers.clear()
 
     def execution_of(self, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def evaluate(
         dataset: Pairs of input and label.
         global_weights: Shape $(d,)$.
         attack: Gives trigger and target label.
-        buffers: Persistent buffers, shape $(b,)$, or `None`.
+        buffers: Averaged buffers, shape $(b,)$, or `None`.
         device: Where to compute.
         metrics: What else to compute, by name.
         can_do_without: Whether the error rate may be undefined.
@@ -180,7 +180,7 @@ def evaluate_metrics(
         metrics: By label. One whose `update` takes `member` as well is shown the samples of
             `members`, too, and which of the samples these are.
         global_weights: Shape $(d,)$.
-        buffers: Persistent buffers, shape $(b,)$, or `None`.
+        buffers: Averaged buffers, shape $(b,)$, or `None`.
         members: Pairs of input and label that metrics with a `member` ask about.
         device: Where to compute.
 

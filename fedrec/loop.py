@@ -298,7 +298,7 @@ class FederatedLoop:
             federation: Model and test data.
             global_weights: Shape $(d,)$.
             attack: Gives trigger and target label for the attack success rate.
-            buffers: Persistent buffers, shape $(b,)$.
+            buffers: Averaged buffers, shape $(b,)$, as `record` and `recover` return them.
 
         Returns:
             `{"ter": ..., "asr": ...}`, fractions in [0, 1], and the loop's `metrics` by name. `asr`

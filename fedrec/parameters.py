@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedrec.exceptions import ConfigurationError, ShapeError
+from fedrec.exceptions import ConfigurationError, ShapeError, expected
 
-__all__ = ["ParameterVector", "keeps_running_statistics"]
+__all__ = ["ParameterVector", "averageable_buffers", "keeps_running_statistics"]
 
 
 def keeps_running_statistics(layer: nn.Module) -> bool:
@@ -20,12 +21,30 @@ def keeps_running_statistics(layer: nn.Module) -> bool:
     return is_norm and bool(layer.track_running_stats) and layer.training
 
 
+def averageable_buffers(module: nn.Module) -> list[str]:
+    """Return the names of the buffers with floating-point or complex numbers, persistent or not."""
+    return [
+        name
+        for name, buffer in module.named_buffers()
+        if (buffer.is_floating_point() or buffer.is_complex()) and buffer.numel() > 0
+    ]
+
+
+def _running_statistics(module: nn.Module) -> list[str]:
+    kept = {
+        id(b) for one in module.modules() if keeps_running_statistics(one) for b in one.buffers()
+    }
+    buffers = dict(module.named_buffers())
+    return [name for name in averageable_buffers(module) if id(buffers[name]) in kept]
+
+
 class ParameterVector:
     r"""The layout of a module's trainable parameters in one vector of $d$ numbers.
 
     Parameters travel between server, clients and history as one float32 vector. This class knows
-    which slice of it belongs to which parameter. Buffers (such as BatchNorm statistics) are not
-    parameters; they travel in a second vector of $b$ numbers, see `buffers`.
+    which slice of it belongs to which parameter. Buffers are not parameters. Those that training
+    changes (running statistics, say) are averaged if that is asked for, and then travel in a second
+    vector of $b$ numbers, see `buffers`; all others stay as they are, in every client.
 
     Args:
         module: Any module with at least one trainable float32 parameter.
@@ -56,10 +75,8 @@ class ParameterVector:
         self.names = tuple(parameters)
         self.shapes = tuple(p.shape for p in parameters.values())
         self.sizes = tuple(p.numel() for p in parameters.values())
-        buffers = {n: b for n, b in module.named_buffers() if n in module.state_dict()}
-        self.buffer_names = tuple(buffers)
-        self.buffer_shapes = tuple(b.shape for b in buffers.values())
-        self.buffer_sizes = tuple(b.numel() for b in buffers.values())
+        self.buffer_spec: dict[str, dict[str, Any]] = {}
+        self.select_buffers(module, _running_statistics(module))
 
     @property
     def num_parameters(self) -> int:
@@ -68,8 +85,13 @@ class ParameterVector:
 
     @property
     def num_buffers(self) -> int:
-        """$b$, the number of values in persistent buffers."""
-        return sum(self.buffer_sizes)
+        """$b$, the number of values in the buffers that are averaged; a complex one is two."""
+        return sum(self._buffer_sizes)
+
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        """Names of the buffers that are averaged; those of running statistics, to begin with."""
+        return tuple(self.buffer_spec)
 
     @property
     def fingerprint(self) -> str:
@@ -146,24 +168,81 @@ class ParameterVector:
             view.copy_(named[name].reshape(view.shape))
         return out
 
+    def select_buffers(
+        self, module: nn.Module, names: Iterable[str] | Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Choose which buffers are averaged.
+
+        Args:
+            module: A module of this layout.
+            names: Their names, or a `buffer_spec`, as the manifest of a history has one. In the
+                order of the vector.
+
+        Raises:
+            ConfigurationError: If the module has no such buffer, or one of another shape or dtype.
+        """
+        known = dict(module.named_buffers())
+        able = averageable_buffers(module)
+        wanted = names if isinstance(names, Mapping) else dict.fromkeys(names)
+        spec = {}
+        for name, recorded in wanted.items():
+            if name not in able:
+                raise ConfigurationError(
+                    expected("buffers", "of the model, with numbers to average", name, known=able)
+                )
+            buffer = known[name]
+            spec[name] = {
+                "dtype": str(buffer.dtype).removeprefix("torch."),
+                "shape": list(buffer.shape),
+            }
+            if recorded is not None and spec[name] != dict(recorded):
+                raise ConfigurationError(
+                    f"Expected the buffer `{name}` to be as in the recording, {dict(recorded)}, "
+                    f"but the model has {spec[name]}."
+                )
+        self.buffer_spec = spec
+        buffers = [known[name] for name in spec]
+        self._buffer_sizes = [b.numel() * (2 if b.is_complex() else 1) for b in buffers]
+        self._buffer_dtypes = [b.real.dtype if b.is_complex() else b.dtype for b in buffers]
+        self.buffer_dtype = torch.float32
+        if torch.float64 in self._buffer_dtypes:
+            self.buffer_dtype = torch.float64
+
     def buffers(self, module: nn.Module) -> Tensor:
-        """Copy the module's persistent buffers into a new vector.
+        """Copy the buffers that are averaged into a new vector.
 
         Returns:
-            Shape $(b,)$, float32.
+            Shape $(b,)$, float32, or float64 if one of them is: what comes out goes in again.
         """
-        buffers = dict(module.named_buffers())
-        parts = [buffers[n].detach().reshape(-1).float() for n in self.buffer_names]
-        return torch.cat(parts) if parts else torch.zeros(0)
+        known = dict(module.named_buffers())
+        parts = [_reals(known[n].detach()).reshape(-1) for n in self.buffer_names]
+        if not parts:
+            return torch.zeros(0)
+        return torch.cat([part.to(self.buffer_dtype) for part in parts])
 
     def load_buffers(self, module: nn.Module, vector: Tensor) -> None:
-        """Copy a vector of $b$ values into the module's persistent buffers, in place."""
+        """Copy a vector of $b$ values into the buffers that are averaged, in place.
+
+        Raises:
+            ShapeError: If the vector has another length, as where other buffers were averaged.
+        """
         self._check(vector, self.num_buffers, "the buffers")
-        buffers = dict(module.named_buffers())
-        for name, part in zip(self.buffer_names, vector.split(self.buffer_sizes), strict=True):
-            buffer = buffers[name]
-            value = part.reshape(buffer.shape)
-            buffer.copy_(value if buffer.is_floating_point() else value.round())
+        known = dict(module.named_buffers())
+        with torch.no_grad():
+            for name, part in zip(self.buffer_names, vector.split(self._buffer_sizes), strict=True):
+                target = _reals(known[name].detach())
+                target.copy_(part.reshape(target.shape))
+
+    def round_buffers(self, vector: Tensor) -> Tensor:
+        """Round every value of a vector, shape $(b,)$, to the dtype of its buffer."""
+        parts = zip(vector.split(self._buffer_sizes), self._buffer_dtypes, strict=True)
+        return torch.cat([part.to(dtype).to(self.buffer_dtype) for part, dtype in parts])
+
+    def changed_buffers(self, before: Tensor, after: Tensor) -> list[str]:
+        """Return the names of the buffers that differ between two vectors, shape $(b,)$ each."""
+        differs = (before != after) & ~(before.isnan() & after.isnan())
+        parts = zip(self.buffer_names, differs.split(self._buffer_sizes), strict=True)
+        return [name for name, part in parts if bool(part.any())]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ParameterVector) and self.fingerprint == other.fingerprint
@@ -173,3 +252,8 @@ class ParameterVector:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_parameters={self.num_parameters})"
+
+
+def _reals(buffer: Tensor) -> Tensor:
+    """View complex numbers as pairs of real ones."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer

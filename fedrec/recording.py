@@ -162,7 +162,7 @@ class Recording:
             seconds=seconds,
             curve=log.curve(),
             execution=self.engine.execution_of(self.execution),
-            buffers=self.engine.buffers if self.engine.averages_buffers else None,
+            buffers=self.engine.buffers,
             detection=None if self.detector is None else self.detector.result(),
             client_seconds={"record": self.client_seconds},
         )
@@ -189,6 +189,9 @@ class Recording:
             threads = recorded.execution.get("threads")
             if isinstance(threads, int):
                 torch.set_num_threads(threads)
+            self.engine.average_buffers(recorded.buffers)
+        else:
+            self.engine.average_buffers(self.engine.rehearse(initial))
         self.execution = {
             **self.loop.execution(),
             **self.engine.plan(initial, self.federation.client_ids),
@@ -288,7 +291,7 @@ class Recording:
         return Manifest(
             model_fingerprint=layout.fingerprint,
             num_parameters=layout.num_parameters,
-            num_buffers=layout.num_buffers if self.engine.averages_buffers else 0,
+            buffers=layout.buffer_spec,
             clients={c.client_id: c.num_samples for c in self.federation.clients},
             malicious=self.federation.malicious,
             seed=self.loop.seed,
@@ -310,7 +313,7 @@ class Recording:
         names = ("clients", "malicious", "seed", "aggregator", "server_lr", "max_rounds")
         differences = [
             name
-            for name in (*names, "sampler", "attack", "num_buffers", "training", "on_bad_update")
+            for name in (*names, "sampler", "attack", "training", "on_bad_update")
             if getattr(recorded, name) != getattr(current, name)
         ]
         if differences:
@@ -368,7 +371,7 @@ class Recording:
             weights,
         )
         engine.end_round()
-        buffers = engine.buffers if engine.averages_buffers else None
+        buffers = engine.buffers
         record = dataclasses.replace(record, aggregate=aggregate, buffers=buffers)
         if self.detector is not None:
             seen = dataclasses.replace(seen, aggregate=aggregate, buffers=buffers)

@@ -83,10 +83,10 @@ class Recovery:
         log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first, loop.metrics)
         steps = list(self.recoverer.rounds(history, self.rounds))
         self.steps = steps = steps[: loop.limit(len(steps))]
-        if state is None and steps and steps[0] > 0 and self.engine.averages_buffers:
+        if state is None and steps and steps[0] > 0 and self.engine.buffers is not None:
             # Rounds after the recording go on from the last one that counts.
-            buffers = history.read_round(min(steps[0], self.rounds) - 1, ()).buffers
-            self.engine.buffers = on_device(buffers, loop.device)
+            last = history.read_round(min(steps[0], self.rounds) - 1, ()).to(loop.device)
+            self.engine.buffers = last.buffers
         if not finished:
             num_clients, size = len(self.remaining), self.federation.layout.num_parameters
             kept = self.recoverer.kept_bytes(num_clients, size)
@@ -103,7 +103,7 @@ class Recovery:
             seconds=seconds,
             curve=log.curve(),
             execution=self.engine.execution_of(self.execution),
-            buffers=self.engine.buffers if self.engine.averages_buffers else None,
+            buffers=self.engine.buffers,
             ledger=self.ledger,
             diagnostics=state["diagnostics"]
             if state and finished
@@ -204,6 +204,7 @@ class Recovery:
             batch_policy=self.batch_policy,
             on_bad_update=self.on_bad_update,
         )
+        self.engine.average_buffers(manifest.buffers)
         self.folder = None if loop.folder is None else loop.folder / "recover" / self.name
         self.client_seconds: dict[str, float] = {}
         self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
@@ -338,7 +339,8 @@ class Recovery:
             self.attack.load_state_dict(on_device(state["attack"], device))
         engine.last_aggregate = on_device(state["last_aggregate"], device)
         engine.executor.departure = state["departure"]
-        engine.buffers = on_device(state["buffers"], device)
+        if engine.buffers is not None:
+            engine.buffers = state["buffers"].to(device)
         self.ledger.load_state_dict(state["ledger"])
         self.client_seconds = dict(state["client_seconds"])
         for callback, saved in zip(self.loop.callbacks, state["callbacks"], strict=False):
@@ -370,6 +372,7 @@ class Recovery:
                 "attack": {} if self.attack is None else self.attack.state_dict(),
                 "last_aggregate": engine.last_aggregate,
                 "buffers": engine.buffers,
+                "buffer_spec": self.federation.layout.buffer_spec,
                 "departure": engine.executor.departure,
                 "ledger": self.ledger.state_dict(),
                 "callbacks": [callback.state_dict() for callback in self.loop.callbacks],

@@ -27,7 +27,8 @@ def torch_settings(loop: FederatedLoop, federation: Federation) -> Iterator[None
     threads = torch.get_num_threads()
     tf32 = torch.backends.cudnn.allow_tf32
     layout, module = federation.layout, federation.module
-    weights, buffers = layout.flatten(module), layout.buffers(module)
+    weights = layout.flatten(module)
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     small = layout.num_parameters < _SMALL_MODEL
     torch.set_num_threads(loop.num_threads or (1 if small else threads))
     if loop.device.type == "cpu":
@@ -45,7 +46,10 @@ def torch_settings(loop: FederatedLoop, federation: Federation) -> Iterator[None
         raise
     finally:
         layout.load(module, weights)
-        layout.load_buffers(module, buffers)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
         torch.backends.cudnn.allow_tf32 = tf32
         torch.use_deterministic_algorithms(before)
         torch.set_num_threads(threads)

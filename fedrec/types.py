@@ -1,7 +1,7 @@
 """The values that travel between components: contexts, updates, records, results.
 
 Letters used in shapes: $n$ all clients, $m$ clients of a round, $d$ trainable parameters,
-$b$ buffer values, $t$ a round (0-based).
+$b$ values of averaged buffers, $t$ a round (0-based).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RoundContext:
         server_data: Clean data at the server, if any.
         batch_policy: `"replay"` draws the batches of the recording again, `"fresh"` others.
         work: Other local training than the clients' own, or `None`.
-        buffers: Values of persistent buffers to start from, shape $(b,)$, or `None`.
+        buffers: Values of the averaged buffers to start from, shape $(b,)$, or `None`.
     """
 
     round: int
@@ -195,7 +195,7 @@ class ClientUpdate:
         update: Pseudo-gradient, shape $(d,)$: the server does `w <- w - server_lr * aggregate`.
         num_samples: Size of the client's data set before any poisoning.
         metrics: What the module logged, by name.
-        buffers: Persistent buffers after local training, shape $(b,)$, or `None`.
+        buffers: Averaged buffers after local training, shape $(b,)$, or `None`.
     """
 
     update: Tensor
@@ -238,7 +238,7 @@ class RoundRecord:
         aggregate: What the aggregation rule returned, shape $(d,)$.
         cohort: Clients that were asked, in order; by default `client_ids`, then those refused.
         refused: Clients that were asked and not used, with the reason.
-        buffers: Persistent buffers after the round, shape $(b,)$, or `None`.
+        buffers: Averaged buffers after the round, shape $(b,)$, or `None`.
         departure: If the executor had left its plan by then: see `Executor.departure`.
     """
 
@@ -350,7 +350,7 @@ class RunResult:
         curve: One row per evaluated round: `{"round": ..., "ter": ..., "asr": ..., <metrics>}`.
         execution: The execution plan: executor, threads, device, precision; under `departure` why
             the executor left it, if it did, see `Executor.departure`.
-        buffers: Final persistent buffers, shape $(b,)$, or `None`.
+        buffers: Final averaged buffers, shape $(b,)$, or `None`.
         detection: Verdict of the detector, if one ran.
         ledger: Who was asked for exact updates, when and why (recoveries only).
         diagnostics: What the recoverer reports about itself, by name.

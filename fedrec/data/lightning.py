@@ -29,6 +29,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fedrec.clients.hooks import check_datamodule
 from fedrec.data.datamodule import FederatedDataModule, check_dataset
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
@@ -36,7 +37,6 @@ from fedrec.random import key
 
 __all__ = ["FromDataModule"]
 
-_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _MOST_AT_ONCE = 256
 _ARRAYS = (Tensor, np.ndarray)
 _TARGETS = (*_ARRAYS, np.number, np.bool_, int, float)
@@ -68,6 +68,7 @@ class FromDataModule(FederatedDataModule):
         needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
         if not all(callable(getattr(datamodule, name, None)) for name in needed):
             raise ConfigurationError(expected("datamodule", "a LightningDataModule", datamodule))
+        check_datamodule(datamodule)
         self.datamodule = datamodule
 
     def load(self) -> tuple[TensorDataset, TensorDataset | None]:
@@ -90,13 +91,6 @@ class FromDataModule(FederatedDataModule):
     @cached_property
     def _read(self) -> tuple[_Read, _Read | None]:
         data = self.datamodule
-        for hook in _HOOKS:
-            if self._writes(hook):
-                raise ConfigurationError(
-                    f"{self._named(hook)} changes batches when they are trained on, but samples "
-                    "are read once, for all clients. HINT: move what it does into a transform of "
-                    "the data set, or into `training_step`."
-                )
         with isolate_rng(include_cuda=False):
             self._seed()
             data.prepare_data()

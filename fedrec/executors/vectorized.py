@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_int
 from fedrec.clients.base import Client
+from fedrec.clients.hooks import needs_sequential
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import LogMeans, capture_logs
+from fedrec.clients.local import LogMeans
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import ModuleState
 from fedrec.exceptions import FedrecWarning
@@ -132,8 +133,9 @@ class VectorizedExecutor(Executor):
             module = lightning[0].module
             self._data = ClientData(lightning, ctx.device)
             self._state = ModuleState(module)
-            with capture_logs(module, 1):
+            with lightning[0].local_trainer(module, ctx).attached():
                 optimizer = LocalOptimizer(module, lightning[0].local_lr)
+            self._state.restore()
             self._plain_sgd, self._elementwise = optimizer.is_plain_sgd, optimizer.is_elementwise
             self._scale = optimizer.gradient_scale()
             cohort = self._cohort(self._data, lightning, global_weights, ctx)
@@ -359,6 +361,9 @@ def _why_sequential(clients: Sequence[Client]) -> str | None:
             return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
     if len({(c.local_steps, c.local_epochs, c.local_lr) for c in lightning}) > 1:
         return "clients differ in local_steps, local_epochs or local_lr"
+    reason = needs_sequential(first.module, first.local_trainer(first.module))
+    if reason is not None:
+        return reason
     for layer in first.module.modules():
         if keeps_running_statistics(layer):
             return f"{type(layer).__name__} changes its buffers"

@@ -36,7 +36,7 @@ def to_arrays(record: RoundRecord) -> RoundArrays:
     """Return a record as arrays, which share its memory where that is possible.
 
     Raises:
-        ShapeError: If a tensor is not float32 (`num_samples`: int64).
+        ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
     """
 
     def array(name: str, tensor: Tensor, dtype: torch.dtype = torch.float32) -> NDArray[Any]:
@@ -47,6 +47,9 @@ def to_arrays(record: RoundRecord) -> RoundArrays:
         result: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
         return result
 
+    buffers = record.buffers
+    is_wide = buffers is not None and buffers.dtype == torch.float64
+    wide = torch.float64 if is_wide else torch.float32
     return RoundArrays(
         round=record.round,
         global_weights=array("global_weights", record.global_weights),
@@ -56,7 +59,7 @@ def to_arrays(record: RoundRecord) -> RoundArrays:
         aggregate=array("aggregate", record.aggregate),
         cohort=tuple(record.cohort),
         refused=dict(record.refused),
-        buffers=None if record.buffers is None else array("buffers", record.buffers),
+        buffers=None if buffers is None else array("buffers", buffers, wide),
         departure=record.departure,
     )
 

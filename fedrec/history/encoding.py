@@ -62,7 +62,9 @@ def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
     values.append(Value("models", GLOBAL_WEIGHTS, record.global_weights, exact, 0.0))
     values.append(Value("models", AGGREGATE, record.aggregate, exact, 0.0))
     if record.buffers is not None and record.buffers.size:
-        values.append(Value("models", BUFFERS, record.buffers, exact, 0.0))
+        # Float64 numbers are stored as they are, too, as so many words of four bytes.
+        words = np.ascontiguousarray(record.buffers).view(np.float32)
+        values.append(Value("models", BUFFERS, words, exact, 0.0))
     return values
 
 

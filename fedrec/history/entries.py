@@ -52,7 +52,7 @@ def read_entry(
     # Global weights and buffers are stored as they are: more of them than bytes cannot be.
     for size, index in (
         (recording.manifest.num_parameters, GLOBAL_WEIGHTS),
-        (recording.manifest.num_buffers, BUFFERS),
+        (recording.manifest.buffer_words, BUFFERS),
     ):
         if 4 * size > file_bytes:
             raise recording.corrupted(t, index, f"the file cannot hold {size} numbers")

@@ -201,7 +201,7 @@ def _arrays(snapshot: Snapshot, entry: dict[str, Any]) -> dict[str, NDArray[Any]
     if not recording.codec.lossless:
         found["max_error"] = np.array([entry["max_error"][k] for k in rows], "<f8")
     if read.buffers is not None:
-        found["buffers"] = read.buffers.astype("<f4", copy=False)
+        found["buffers"] = read.buffers.astype(read.buffers.dtype.newbyteorder("<"), copy=False)
     if read.departure is not None:
         found["departure"] = _text(recording, (json.dumps(read.departure),))
     return found

@@ -285,7 +285,9 @@ def _round(
         aggregate=arrays["aggregate"].astype(np.float32),
         cohort=tuple(cohort),
         refused=dict(zip(refused, reasons, strict=True)),
-        buffers=arrays["buffers"].astype(np.float32) if "buffers" in arrays else None,
+        buffers=arrays["buffers"].astype(recording.manifest.buffer_dtype)
+        if "buffers" in arrays
+        else None,
         departure=(
             _departure(path, arrays["departure"], recording) if "departure" in arrays else None
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,7 +25,8 @@ class Manifest:
     Args:
         model_fingerprint: `ParameterVector.fingerprint` of the model.
         num_parameters: $d$.
-        num_buffers: $b$, values in persistent buffers; 0 if the model has none.
+        buffers: The buffers that are averaged and stored with each round, in the order of the
+            vector: `"dtype"` and `"shape"` by name.
         clients: Number of samples by client id; the position is the client's index on disk.
         malicious: Clients that are malicious (ground truth of an experiment; empty in operation).
         seed: Seed that every random draw of the recording is a function of.
@@ -53,7 +55,7 @@ class Manifest:
     aggregator: Mapping[str, Any]
     server_lr: float
     max_rounds: int
-    num_buffers: int = 0
+    buffers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     malicious: tuple[str, ...] = ()
     sampler: Mapping[str, Any] | None = None
     attack: Mapping[str, Any] | None = None
@@ -68,6 +70,25 @@ class Manifest:
     convention: str = "pseudo-gradient, mean over samples: w <- w - server_lr * aggregate"
     store_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
+
+    @property
+    def num_buffers(self) -> int:
+        """$b$, the values in the buffers that are stored; a complex number is two."""
+        return sum(
+            math.prod(one["shape"]) * (2 if one["dtype"].startswith("complex") else 1)
+            for one in self.buffers.values()
+        )
+
+    @property
+    def buffer_dtype(self) -> str:
+        """The dtype of the vector of buffers, float32, or float64 if that of one is as wide."""
+        wide = any(one["dtype"] in ("float64", "complex128") for one in self.buffers.values())
+        return "float64" if wide else "float32"
+
+    @property
+    def buffer_words(self) -> int:
+        """How many times four bytes the vector of buffers takes."""
+        return self.num_buffers * (2 if self.buffer_dtype == "float64" else 1)
 
     def to_json(self) -> str:
         """Return compact JSON. The order of `clients` is kept: it is their index on disk.
@@ -126,6 +147,18 @@ def _may_be(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
 
+def _are_buffers(value: Any) -> bool:
+    return _is_mapping(value) and all(
+        _is_mapping(one)
+        and set(one) == {"dtype", "shape"}
+        and _is_text(one["dtype"])
+        and isinstance(one["shape"], list)
+        and all(_is_count(size) and size > 0 for size in one["shape"])
+        and math.prod(one["shape"]) < 2**62
+        for one in value.values()
+    )
+
+
 #: What each entry must look like, as a manifest may come from anywhere.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "model_fingerprint": _is_text,
@@ -135,7 +168,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "aggregator": _is_mapping,
     "server_lr": lambda value: isinstance(value, (int, float)) and abs(value) < 1e300,
     "max_rounds": _is_count,
-    "num_buffers": _is_count,
+    "buffers": _are_buffers,
     "malicious": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "sampler": _may_be(_is_mapping),
     "attack": _may_be(_is_mapping),

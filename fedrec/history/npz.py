@@ -96,10 +96,11 @@ def _read_array(path: Path, name: str, stream: IO[bytes], size: int, manifest: M
     descr = header[1].decode()
     shape = tuple(int(n) for n in header.groups()[1:] if n is not None)
     n, d = len(manifest.clients), manifest.num_parameters
+    wide = "<f8" if manifest.buffer_dtype == "float64" else "<f4"
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {
         "global_weights": ("<f4", (d,)),
         "aggregate": ("<f4", (d,)),
-        "buffers": ("<f4", (manifest.num_buffers,)),
+        "buffers": (wide, (manifest.num_buffers,)),
         "updates": ("<f4", (n, d)),
         "num_samples": ("<i8", (n,)),
         "bounds": ("<f8", (n,)),

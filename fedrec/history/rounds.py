@@ -28,7 +28,7 @@ class RoundArrays:
         aggregate: What the aggregation rule returned, shape $(d,)$, float32.
         cohort: Clients that were asked, in order; empty means `client_ids`.
         refused: Clients that were asked and not used, with the reason.
-        buffers: Persistent buffers after the round, shape $(b,)$, float32, or `None`.
+        buffers: Averaged buffers after the round, shape $(b,)$, float32 or float64, or `None`.
         departure: Why the executor had left its plan by then, if it had.
         dropped: Those of `client_ids` whose updates are not here, and not to be stored.
     """
@@ -41,7 +41,7 @@ class RoundArrays:
     aggregate: NDArray[np.float32]
     cohort: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    buffers: NDArray[np.float32] | None = None
+    buffers: NDArray[np.floating[Any]] | None = None
     departure: Mapping[str, Any] | None = None
     dropped: frozenset[str] = frozenset()
 
@@ -81,20 +81,20 @@ class RoundArrays:
                 raise HistoryError(f"Round {self.round} names a client twice in `{name}`: {ids}.")
         sent = [c for c in self.client_ids if c not in self.dropped]
         m, d, b = len(self.client_ids), manifest.num_parameters, manifest.num_buffers
-        buffers = np.empty(0, np.float32) if self.buffers is None else self.buffers
+        buffers = np.empty(0, manifest.buffer_dtype) if self.buffers is None else self.buffers
         for name, array, shape, dtype in (
             ("global_weights", self.global_weights, (d,), "float32"),
             ("updates", self.updates, (len(sent), d), "float32"),
             ("num_samples", self.num_samples, (m,), "int64"),
             ("aggregate", self.aggregate, (d,), "float32"),
-            ("buffers", buffers, (b,), "float32"),
+            ("buffers", buffers, (b,), manifest.buffer_dtype),
         ):
             if array.shape != shape or array.dtype != dtype:
                 raise ShapeError(
                     f"Expected `{name}` of round {self.round} to be {dtype} of shape {shape}, "
                     f"but got {array.dtype} of shape {array.shape}."
                 )
-        vectors = {
+        vectors: dict[str, NDArray[np.floating[Any]]] = {
             "`global_weights`": self.global_weights,
             "`aggregate`": self.aggregate,
             "`buffers`": buffers,

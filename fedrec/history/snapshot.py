@@ -198,7 +198,7 @@ class Snapshot:
         """
         manifest = self.recording.manifest
         codec = self.recording.codec if database == "updates" else EXACT
-        size = manifest.num_buffers if index == BUFFERS else manifest.num_parameters
+        size = manifest.buffer_words if index == BUFFERS else manifest.num_parameters
         wanted = Wanted(database, index, checksum, codec, np.empty(0, np.float32))
         return self._vectors.payload(t, wanted, size), codec.id, size
 
@@ -232,7 +232,7 @@ class Snapshot:
         present = entry["present"]
         updates = self._buffers.take(len(rows), d)
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
-        buffers = np.empty(b, np.float32) if b else None
+        buffers = np.empty(b, manifest.buffer_dtype) if b else None
         wanted = [
             Wanted("updates", present[k], entry["updates"][k], self.recording.codec, out)
             for k, out in zip(rows, updates, strict=True)
@@ -244,7 +244,8 @@ class Snapshot:
             Wanted("models", AGGREGATE, entry["aggregate"], EXACT, aggregate),
         ]
         if buffers is not None:
-            wanted.append(Wanted("models", BUFFERS, entry["buffers"], EXACT, buffers))
+            words = buffers.view(np.float32)
+            wanted.append(Wanted("models", BUFFERS, entry["buffers"], EXACT, words))
         arrays = RoundArrays(
             round=entry["round"],
             global_weights=weights,

@@ -74,7 +74,7 @@ def forecast(
         codec: How client updates are stored.
         keep: Which of them, as in `LMDBHistory`.
         clients_per_round: $m$; by default all clients.
-        num_buffers: Values in persistent buffers.
+        num_buffers: Values in buffers that are averaged; in float64 each counts twice.
         encrypted: Whether the history is.
 
     Raises:
@@ -124,7 +124,7 @@ def of_manifest(manifest: Manifest) -> Forecast:
         codec=manifest.codec,
         keep=manifest.keep,
         clients_per_round=max(1, int(fraction * n + 0.5)) if known else n,
-        num_buffers=manifest.num_buffers,
+        num_buffers=manifest.buffer_words,
         encrypted=manifest.encryption is not None,
     )
 

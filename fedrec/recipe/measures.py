@@ -23,10 +23,11 @@ __all__ = ["Model", "distances", "is_measured", "measure", "recorded_model"]
 
 
 class Model(NamedTuple):
-    """Weights and, where the model keeps statistics, buffers."""
+    """Weights and, where some are averaged, buffers, and which those are."""
 
     weights: Tensor
     buffers: Tensor | None
+    buffer_spec: Mapping[str, Any]
 
 
 def distances(weights: Tensor, reference: Tensor) -> dict[str, float | None]:
@@ -50,7 +51,8 @@ def distances(weights: Tensor, reference: Tensor) -> dict[str, float | None]:
 def recorded_model(history: HistoryStore) -> Model:
     """Return the model that a recording ended with."""
     rounds = len(history.rounds())
-    return Model(final_weights(history, rounds), history.read_round(rounds - 1, ()).buffers)
+    buffers = history.read_round(rounds - 1, ()).buffers
+    return Model(final_weights(history, rounds), buffers, history.manifest.buffers)
 
 
 def is_measured(folder: RunFolder, config: Mapping[str, Any]) -> bool:
@@ -112,7 +114,9 @@ def _model(folder: RunFolder, label: str, models: Mapping[str, Model]) -> Model 
     if label in models or label == RECORDED or not path.exists():
         return models.get(label)
     state = load_state(path)
-    return Model(state["weights"], state["buffers"]) if state["finished"] else None
+    if not state["finished"]:
+        return None
+    return Model(state["weights"], state["buffers"], state["buffer_spec"])
 
 
 def _values(
@@ -132,6 +136,7 @@ def _values(
     ]
     with torch_settings(loop, federation):
         federation.module.to(loop.device)
+        federation.layout.select_buffers(federation.module, model.buffer_spec)
         found = evaluate_metrics(
             federation,
             metrics,

@@ -89,6 +89,7 @@ def _make(names: Collection[str], where: Path, state: Any, recipe: Recipe) -> No
         layout = ParameterVector(model)
         layout.load(model, state["weights"])
         if state["buffers"] is not None:
+            layout.select_buffers(model, state["buffer_spec"])
             layout.load_buffers(model, state["buffers"])
         content = lightning_checkpoint(model, state["identity"]["max_rounds"])
         write_atomically(where / "model.ckpt", content)

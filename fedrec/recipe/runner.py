@@ -344,7 +344,9 @@ class _Session:
                 self.folder.write(file, begun)
             raise
         earlier.unlink(missing_ok=True)
-        self.models[label] = Model(result.global_weights.cpu(), result.buffers)
+        self.models[label] = Model(
+            result.global_weights.cpu(), result.buffers, self.federation.layout.buffer_spec
+        )
         self.folder.write(
             file, {"spec": spec, "result": {**self._test(result), **method_result(result)}}
         )

@@ -242,14 +242,25 @@ class HistoryStoreContract(ABC):
             self.assert_same(store.read_round(0), written)
             self.assert_same(store.read_round(1), self.record(1))
 
-    def test_buffers(self, tmp_path: Path) -> None:
-        """Buffers after the round are kept for a model that has some, and only there."""
-        buffers = torch.tensor([1.0, -2.0, 3.5])
-        with self.begun(tmp_path / "history", num_buffers=3) as store:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_buffers(self, tmp_path: Path, dtype: torch.dtype) -> None:
+        """Buffers after the round are kept, in their dtype, where some are averaged, only there."""
+        buffers = torch.tensor([1.0, -2.0, 3.5, 0.1], dtype=dtype)
+        spec = {
+            "mean": {"dtype": str(dtype).removeprefix("torch."), "shape": [3]},
+            "decay": {"dtype": "float16", "shape": []},
+        }
+        with self.begun(tmp_path / "history", buffers=spec) as store:
             store.write_round(self.record(0, buffers=buffers))
             self.assert_same(store.read_round(0), self.record(0, buffers=buffers))
-            with pytest.raises(ShapeError, match="buffers"):
-                store.write_round(self.record(1))
+            other = torch.float64 if dtype == torch.float32 else torch.float32
+            for wrong in (None, buffers[:3], buffers.to(other)):
+                with pytest.raises(ShapeError, match="buffers"):
+                    store.write_round(self.record(1, buffers=wrong))
+            store.write_round(self.record(1, buffers=2 * buffers))
+            self.assert_same(
+                store.read_round(1, ()), self.record(1, buffers=2 * buffers).select(())
+            )
 
     def test_awkward_tensors(self, tmp_path: Path) -> None:
         """Strides and gradients are no part of what is stored."""

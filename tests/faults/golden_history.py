@@ -23,7 +23,7 @@ def manifest(codec: str) -> Manifest:
     return Manifest(
         model_fingerprint="golden",
         num_parameters=130,
-        num_buffers=2,
+        buffers={"statistics": {"dtype": "float32", "shape": [2]}},
         clients=dict(zip(IDS, (10, 20, 30), strict=True)),
         malicious=("bob",),
         seed=7,

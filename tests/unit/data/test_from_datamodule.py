@@ -351,9 +351,8 @@ def test_loaders_that_are_refused(module: Any, reason: str) -> None:
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_after_batch_transfer"])
 def test_hooks_that_change_batches_are_refused_by_name(hook: str) -> None:
     hooked = type("Hooked", (Given,), {hook: lambda self, batch, idx: batch})
-    data = FederatedDataModule.from_datamodule(hooked(DataLoader(numbers())), num_clients=2)
-    with pytest.raises(ConfigurationError, match=rf"Hooked\.{hook} changes batches"):
-        data.setup("fit")
+    with pytest.raises(ConfigurationError, match=f"Hooked overrides `{hook}`"):
+        FederatedDataModule.from_datamodule(hooked(DataLoader(numbers())), num_clients=2)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, int, torch.tensor])

@@ -243,7 +243,7 @@ def test_buffers_and_a_round_without_clients(
     tmp_path: Path, manifest: Manifest, arrays: Make
 ) -> None:
     store = RoundStore(tmp_path / "a")
-    store.begin(dataclasses.replace(manifest, num_buffers=3))
+    store.begin(dataclasses.replace(manifest, buffers={"mean": {"dtype": "float32", "shape": [3]}}))
     buffers = np.array([1.5, -2.0, 0.0], np.float32)
     store.write_round(arrays(0, buffers=buffers))
     nobody = {"refused": dict.fromkeys(IDS, "silent"), "cohort": IDS}
@@ -484,7 +484,7 @@ def _set(*keys: Any) -> Callable[[dict[str, Any]], None]:
         _set("manifest", "num_parameters", 10**12),
         _set("manifest", "num_parameters", "2000"),
         _set("manifest", "num_parameters", True),
-        _set("manifest", "num_buffers", -1),
+        _set("manifest", "buffers", {"mean": {"dtype": "float32", "shape": [-1]}}),
         _set("manifest", "clients", ["client-0"]),
         _set("manifest", "clients", {"client-0": 1}),
         _set("manifest", "codec", "rot13"),
