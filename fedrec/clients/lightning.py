@@ -20,6 +20,7 @@ from fedrec.clients.batches import (
     num_batches,
     take,
 )
+from fedrec.clients.buffers import buffers_after
 from fedrec.clients.local import (
     as_number,
     capture_logs,
@@ -28,6 +29,7 @@ from fedrec.clients.local import (
     scaled,
 )
 from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.clients.state import ModuleState
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
 
@@ -212,6 +214,7 @@ class LightningClient(Client):
         layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
+        state = ModuleState(module)
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         batches = self.batches(ctx)
         update = torch.zeros_like(global_weights)
@@ -244,9 +247,11 @@ class LightningClient(Client):
                     break
         if not direct:
             layout.flatten_dict(optimizer.total, update)
+        buffers = buffers_after(module, ctx, state)
+        state.restore()
         return ClientUpdate(
             update=update,
             num_samples=self.num_samples,
             metrics={name: as_number(value) for name, value in logs.items()},
-            buffers=layout.buffers(module) if ctx.buffers is not None else None,
+            buffers=buffers,
         )
