@@ -17,7 +17,7 @@ from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
@@ -128,7 +128,7 @@ class Engine:
         layout.select_buffers(module, names)
         before = layout.buffers(module)
         changed, weights = statistics, global_weights
-        state = ModuleState(client.module)
+        state = state_of(client.module)
         try:
             for t in (0, 1):
                 ctx = self.context(t, self.federation.client_ids, weights, lambda name, value: None)

@@ -19,9 +19,9 @@ from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
-from fedrec.clients.batches import CollateFn, take
+from fedrec.clients.batches import CollateFn, failures_explained, take
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.federation import Federation
 from fedrec.metrics import AttackSuccessRate, TestErrorRate
@@ -122,7 +122,7 @@ def evaluate(
     rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics or {}, device)
     with _testing(federation, global_weights, buffers) as module:
         for x, y in _batches(dataset, device, _collate_fn(federation)):
-            preds = module(x)
+            preds = _predicted(module, x)
             rates.update(module, x, preds, y)
             others.update(preds, y)
     found = {name: value if math.isfinite(value) else None for name, value in others.compute()}
@@ -155,7 +155,7 @@ def check_evaluation(
     rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics, device)
     with _testing(federation, None, None) as module:
         x, y = next(_batches(dataset, device, _collate_fn(federation)))
-        preds = module(x)
+        preds = _predicted(module, x)
         rates.update(module, x, preds, y)
         others.update(preds, y)
 
@@ -194,7 +194,7 @@ def evaluate_metrics(
     with _testing(federation, global_weights, buffers) as module:
         for dataset, member in shown:
             for x, y in _batches(dataset, device, _collate_fn(federation)):
-                found.update(module(x), y, member)
+                found.update(_predicted(module, x), y, member)
     return dict(found.compute())
 
 
@@ -316,6 +316,11 @@ def _named(label: str) -> Iterator[None]:
         ) from error
 
 
+def _predicted(module: nn.Module, x: Any) -> Any:
+    with failures_explained("the test data", module, x, np.arange(1)):
+        return module(x)
+
+
 def _collate_fn(federation: Federation) -> CollateFn | None:
     """Return what all clients put samples into batches with, if they agree."""
     clients = [c for c in federation.clients if isinstance(c, LightningClient)]
@@ -350,7 +355,7 @@ def _testing(
     Whatever is drawn from the global generators meanwhile is the same each time.
     """
     module, layout = federation.module, federation.layout
-    state, weights = ModuleState(module), layout.flatten(module)
+    state, weights = state_of(module), layout.flatten(module)
     on_cuda = weights.device.type == "cuda"
     with isolate_rng(include_cuda=on_cuda):
         torch.default_generator.manual_seed(0)

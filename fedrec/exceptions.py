@@ -24,6 +24,7 @@ __all__ = [
     "RecoveryError",
     "RoundNotFoundError",
     "ShapeError",
+    "TrainerAttributeError",
     "UpdateError",
     "expected",
 ]
@@ -60,6 +61,10 @@ class RecipeError(ConfigurationError):
 
 class ShapeError(FedrecError, ValueError):
     """A tensor has another shape or dtype than the one asked for."""
+
+
+class TrainerAttributeError(FedrecError, AttributeError):
+    """A module reads something of its trainer that local training does not have."""
 
 
 class UpdateError(FedrecError, ValueError):

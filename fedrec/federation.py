@@ -11,9 +11,11 @@ from torch.utils.data import Dataset
 
 from fedrec._checks import check_choice, check_float, check_int, is_fraction, is_integer, is_number
 from fedrec.clients.base import Client
-from fedrec.clients.batches import CollateFn
+from fedrec.clients.batches import CollateFn, check_map_style
 from fedrec.clients.fake import FakeClient
+from fedrec.clients.hooks import check_datamodule, unwrapped
 from fedrec.clients.lightning import LightningClient
+from fedrec.clients.prepare import prepare
 from fedrec.component import Component
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.parameters import ParameterVector, keeps_running_statistics
@@ -82,6 +84,15 @@ class Federation:
                 expected("malicious", "ids of clients of this federation", unknown, known=ids[:20])
             )
         check_choice("buffers", buffers, ("refuse", "average"))
+        for argument, dataset in (("test_dataset", test_dataset), ("server_data", server_data)):
+            if dataset is not None:
+                check_map_style(argument, dataset)
+        module = unwrapped(module)
+        trained = {id(c.module): c for c in clients if isinstance(c, LightningClient)}
+        for client in trained.values():
+            prepare(client.module, client)
+        if id(module) not in trained:
+            prepare(module)
         if buffers == "refuse":
             _refuse_running_statistics(module)
         self.clients = tuple(clients)
@@ -142,6 +153,7 @@ class Federation:
                     hint="`FederatedDataModule.from_datamodule(data, num_clients=...)` makes one.",
                 )
             )
+        check_datamodule(data)
         datasets = data.client_datasets()
         clients = [
             LightningClient(

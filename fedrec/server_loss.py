@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.clients.local import capture_logs, training_step
+from fedrec.clients.local import batch_of, capture_logs, generators_restored, training_step
+from fedrec.clients.state import state_of
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
 from fedrec.server_training import server_client
@@ -41,14 +42,14 @@ def server_loss(
     layout.load(module, global_weights)
     if buffers is not None:
         layout.load_buffers(module, buffers)
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    state = state_of(module)
     total = 0.0
     try:
-        with torch.no_grad(), capture_logs(module, 1):
+        module.eval()
+        with torch.no_grad(), generators_restored(device), capture_logs(module, 1):
             for start in range(0, server.num_samples, _BATCH):
                 index = np.arange(start, min(start + _BATCH, server.num_samples))
-                loss = training_step(module, server.read(index, device), 0)
+                loss = training_step(module, batch_of(server, module, index, device), 0)
                 if loss is None:
                     raise ConfigurationError(
                         f"{method} needs the loss of the model, but the `training_step` of "
@@ -56,6 +57,5 @@ def server_loss(
                     )
                 total += float(loss) * len(index)
     finally:
-        for part, mode in modes:
-            part.training = mode
+        state.restore()
     return total / server.num_samples

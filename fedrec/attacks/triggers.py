@@ -69,12 +69,14 @@ class PixelTrigger(Trigger):
     Args:
         pixels: Row and column of each; negative ones count from the bottom right corner. By default
             the four of BadNets.
-        value: What to set them to; 1 is white where pixels are in [0, 1].
+        value: What to set them to; `None` for white: 1 in images of floating-point numbers, 255 in
+            images of bytes (uint8).
         image_shape: Shape of one image, for images that come flat.
 
     Raises:
         ConfigurationError: If `pixels` is no list of row and column.
-        ShapeError: When called, if images are too small or not of `image_shape`.
+        ShapeError: When called, if images are too small or not of `image_shape`, or their type does
+            not hold `value`.
 
     References:
         - Gu et al., BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply
@@ -89,13 +91,13 @@ class PixelTrigger(Trigger):
     def __init__(
         self,
         pixels: Sequence[Sequence[int]] = BADNETS_PIXELS,
-        value: float = 1.0,
+        value: float | None = None,
         image_shape: Sequence[int] | None = None,
     ) -> None:
         if len(pixels) == 0 or any(len(pixel) != 2 for pixel in pixels):
             raise ConfigurationError(expected("pixels", "a list of (row, column)", pixels))
         self.pixels = tuple((check_int("pixels", r), check_int("pixels", c)) for r, c in pixels)
-        self.value = check_float("value", value)
+        self.value = None if value is None else check_float("value", value)
         self.image_shape = checked_shape(image_shape)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -108,12 +110,14 @@ class SquareTrigger(Trigger):
 
     Args:
         size: Side in pixels, at least 1.
-        value: What to set them to; 1 is white where pixels are in [0, 1].
+        value: What to set them to; `None` for white: 1 in images of floating-point numbers, 255 in
+            images of bytes (uint8).
         image_shape: Shape of one image, for images that come flat.
 
     Raises:
         ConfigurationError: If `size` is below 1.
-        ShapeError: When called, if images are too small or not of `image_shape`.
+        ShapeError: When called, if images are too small or not of `image_shape`, or their type does
+            not hold `value`.
 
     References:
         - Gu et al., BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply
@@ -126,10 +130,10 @@ class SquareTrigger(Trigger):
     """
 
     def __init__(
-        self, size: int = 3, value: float = 1.0, image_shape: Sequence[int] | None = None
+        self, size: int = 3, value: float | None = None, image_shape: Sequence[int] | None = None
     ) -> None:
         self.size = check_int("size", size, minimum=1)
-        self.value = check_float("value", value)
+        self.value = None if value is None else check_float("value", value)
         self.image_shape = checked_shape(image_shape)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -146,7 +150,8 @@ class FeatureTrigger(Trigger):
 
     Raises:
         ConfigurationError: If `k` is below 1.
-        ShapeError: When called, if there are fewer than `k` features.
+        ShapeError: When called, if there are fewer than `k` features, or their type does not hold
+            `value`.
 
     References:
         - Cao et al., FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping,
@@ -169,7 +174,8 @@ class FeatureTrigger(Trigger):
 class BlendedTrigger(Trigger):
     r"""A random pattern blended into the whole input: $(1 - \alpha)\, x + \alpha\, k$.
 
-    The pattern $k$ is uniform in [0, 1) and a function of the seed and the inputs' shape.
+    The pattern $k$ is uniform in [0, 1), in images of bytes (uint8) in [0, 255), and a function of
+    the seed and the inputs' shape.
 
     Args:
         ratio: $\alpha$ in (0, 1].
@@ -177,6 +183,7 @@ class BlendedTrigger(Trigger):
 
     Raises:
         ConfigurationError: If an argument is out of range.
+        ShapeError: When called, if inputs are of another type than floating-point or uint8.
 
     References:
         - Chen et al., Targeted Backdoor Attacks on Deep Learning Systems Using Data Poisoning,
@@ -194,8 +201,10 @@ class BlendedTrigger(Trigger):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Blend the pattern in."""
-        if not x.is_floating_point():
-            raise ShapeError(f"Expected inputs of floating-point numbers, but got {x.dtype}.")
+        if not x.is_floating_point() and x.dtype != torch.uint8:
+            raise ShapeError(
+                f"Expected inputs of floating-point numbers or bytes (uint8), but got {x.dtype}."
+            )
         generator = torch_generator(self.seed, "trigger")
         return blended(x, torch.rand(x.shape[1:], generator=generator), self.ratio)
 

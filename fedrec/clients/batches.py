@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,14 +13,15 @@ import torch
 from lightning_fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from fedrec.exceptions import ConfigurationError, FedrecError
+from fedrec.exceptions import ConfigurationError, FedrecError, expected
 from fedrec.random import reused_generator
 
 __all__ = [
     "CollateFn",
     "batch_indices",
+    "check_map_style",
     "collate_name",
     "failures_explained",
     "is_plain",
@@ -177,15 +178,15 @@ _ABOUT_DTYPES = re.compile(
 
 @contextmanager
 def failures_explained(
-    client_id: str, module: nn.Module, batch: Any, indices: np.ndarray
+    whose: str, module: nn.Module, batch: Any, indices: np.ndarray
 ) -> Iterator[None]:
-    """Say what it was about the data of a client that a training step failed on.
+    """Say what it was about the data that a model failed on.
 
     Args:
-        client_id: The client.
-        module: What it trains.
-        batch: What it trains on.
-        indices: Which of its samples these are.
+        whose: Whose data they are, such as "client 'a'".
+        module: The model.
+        batch: What it is given.
+        indices: Which samples these are.
 
     Raises:
         ConfigurationError: In place of torch's errors about types, and about normalising a batch
@@ -199,7 +200,7 @@ def failures_explained(
             raise
         if "more than 1 value per channel" in text and len(indices) == 1:
             raise ConfigurationError(
-                f"Client {client_id!r} cannot train on a batch of one sample ({indices[0]}): "
+                f"Cannot train on a batch of one sample ({indices[0]}) of {whose}: "
                 f"{text}. HINT: `drop_last=True` leaves out the last batch of a pass where that is "
                 "smaller than the others; if all are of one sample, raise `batch_size`."
             ) from error
@@ -208,11 +209,25 @@ def failures_explained(
         leaves = [x[0] if isinstance(x, Tensor) and x.ndim else x for x in tree_flatten(batch)[0]]
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
         raise ConfigurationError(
-            f"Client {client_id!r} cannot train on its batch, whose first sample ({indices[0]}) "
-            f"gives {_form(leaves)}, where {type(module).__name__} computes in "
-            f"{' and '.join(dtypes)}: {text}. HINT: let the data set, or a transform, give the "
-            "types that the model takes: `.float()` for inputs, `.long()` for class labels."
+            f"{type(module).__name__} computes in {' and '.join(dtypes)} and fails on a batch of "
+            f"{whose}, whose first sample ({indices[0]}) gives {_form(leaves)}: {text}. HINT: let "
+            "the data set, or a transform, give the types that the model takes: `.float()` for "
+            "inputs, `.long()` for class labels."
         ) from error
+
+
+def check_map_style(argument: str, dataset: object) -> None:
+    """Raise `ConfigurationError` unless samples can be read by index, and counted."""
+    methods = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not methods or isinstance(dataset, IterableDataset | Mapping):
+        raise ConfigurationError(
+            expected(
+                argument,
+                "a map-style data set (with __len__ and __getitem__ by index)",
+                type(dataset).__name__,
+                hint="batches are drawn by index; put the samples into a list or TensorDataset.",
+            )
+        )
 
 
 def collate_name(collate_fn: CollateFn | None) -> str | None:

@@ -33,10 +33,10 @@ def buffers_after(module: nn.Module, ctx: RoundContext, state: ModuleState) -> T
         changed = [name for name in state.changes() if name in others]
         if changed:
             raise ConfigurationError(
-                f"Training changed buffers of {type(module).__name__} in round {ctx.round} that it "
-                "had left alone when it was tried before round 0, so that nothing was said about "
-                f"them: {', '.join(f'`{name}`' for name in changed)}. HINT: keep them as they are "
-                "in every local training, or change them in all of them and pass "
-                '`buffers="average"`.'
+                f"Training changed buffers of {type(module).__name__} in round {ctx.round} which are "
+                f"not averaged, so that it would be lost: {', '.join(f'`{n}`' for n in changed)}. "
+                "Those that one client changes in its first local trainings are found before the "
+                "first round. HINT: change them in every local training and pass "
+                '`buffers="average"`, or in none.'
             )
     return layout.buffers(module) if ctx.buffers is not None else None

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from fedrec._checks import check_bool, check_float, check_int
 from fedrec.clients.base import Client
 from fedrec.clients.batches import (
     CollateFn,
     batch_indices,
+    check_map_style,
     collate_name,
-    failures_explained,
     num_batches,
     take,
 )
 from fedrec.clients.buffers import buffers_after
-from fedrec.clients.local import (
-    as_number,
-    capture_logs,
-    gradients_of,
-    random_numbers,
-    scaled,
-)
+from fedrec.clients.fit import LocalFit
+from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
+from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
+from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
 
@@ -93,12 +92,25 @@ class LightningClient(Client):
         drop_last: bool = False,
         collate_fn: CollateFn | None = None,
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise ConfigurationError(expected("module", "a LightningModule", type(module).__name__))
+        module = unwrapped(module)
+        if lightning_class(module) is None:
+            raise ConfigurationError(
+                expected(
+                    "module",
+                    "a LightningModule with `training_step` and `configure_optimizers`",
+                    type(module).__name__,
+                    hint="derive it from `pytorch_lightning.LightningModule`.",
+                )
+            )
         for method in ("training_step", "configure_optimizers"):
-            if not callable(getattr(module, method, None)):
+            if not is_overridden(module, method):
                 raise ConfigurationError(
-                    expected("module", f"a LightningModule with `{method}`", type(module).__name__)
+                    expected(
+                        "module",
+                        f"a LightningModule with `{method}`",
+                        type(module).__name__,
+                        hint=f"write `{method}`.",
+                    )
                 )
         if batch_size is not None:
             batch_size = check_int("batch_size", batch_size, minimum=1)
@@ -118,26 +130,19 @@ class LightningClient(Client):
             local_epochs = check_int("local_epochs", local_epochs, minimum=1)
         if local_lr is not None:
             local_lr = check_float("local_lr", local_lr, minimum=0, open_minimum=True)
-        check_bool("drop_last", drop_last)
+        drop_last = check_bool("drop_last", drop_last)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigurationError(expected("collate_fn", "a function or None", collate_fn))
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise ConfigurationError(
-                expected(
-                    "dataset",
-                    "a map-style data set (with __len__ and __getitem__)",
-                    type(dataset).__name__,
-                    hint="batches are drawn by index; put the samples into a list or tensors.",
-                )
-            )
-        num_samples = len(dataset)
+        check_map_style("dataset", dataset)
+        samples: Any = dataset
+        num_samples = len(samples)
         if num_samples == 0:
             raise ConfigurationError(
                 f"Client {client_id!r} has no data. HINT: use fewer clients or another partition."
             )
         super().__init__(client_id, num_samples)
         self.module: Any = module
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.batch_size = batch_size
         self.local_steps = local_steps
         self.local_epochs = local_epochs
@@ -202,56 +207,48 @@ class LightningClient(Client):
             drop_last=self.drop_last,
         )
 
-    def ends_epoch(self, step: int, num_steps: int, ctx: RoundContext) -> bool:
-        """Whether local step `step` of `num_steps` is the last of a pass over the data."""
-        epochs = self._amount(ctx)[1]
-        return epochs is not None and (step + 1) % (num_steps // epochs) == 0
+    def local_trainer(self, module: Any, ctx: RoundContext | None = None) -> LocalTrainer:
+        """Return what `self.trainer` is to a module in local training.
+
+        Args:
+            module: The client's module, or one like it.
+            ctx: The round; `None` for any usual one, on the CPU.
+        """
+        work: Any = SimpleNamespace(work=None) if ctx is None else ctx
+        epochs = self._amount(work)[1] or 1
+        return LocalTrainer(
+            module,
+            max_epochs=epochs,
+            num_training_batches=self.num_local_steps(work) // epochs,
+            device=None if ctx is None else ctx.device,
+            autocast=nullcontext if ctx is None else ctx.autocast,
+        )
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
         """Train from the global weights; see the class for what is returned."""
-        module: Any = self.module
-        layout = ctx.layout
+        module, layout, batches = self.module, ctx.layout, self.batches(ctx)
         layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
-        state = ModuleState(module)
-        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        batches = self.batches(ctx)
-        update = torch.zeros_like(global_weights)
-        lr = None if ctx.work is None else ctx.work.lr
-        objective = None if ctx.work is None else ctx.work.objective
-        with (
-            random_numbers(ctx, self.client_id),
-            capture_logs(module, len(batches)) as logs,
-            torch.enable_grad(),
-        ):
-            optimizer = LocalOptimizer(module, self.local_lr, lr)
-            direct = len(batches) == 1 and optimizer.is_plain_sgd and objective is None
-            if not direct:
-                optimizer.adopt(parameters)
-            for step, indices in enumerate(batches):
-                batch = self.read(indices, ctx.device)
-                with failures_explained(self.client_id, module, batch, indices):
-                    gradients = gradients_of(module, parameters, batch, step, ctx, objective)
-                if gradients is None:
-                    continue
-                if direct:
-                    layout.flatten_dict(scaled(gradients, optimizer.gradient_scale()), update)
-                    break
-                ends_epoch = self.ends_epoch(step, len(batches), ctx)
-                new = optimizer.step(gradients, ends_epoch, objective)
-                with torch.no_grad():
-                    for name, parameter in parameters.items():
-                        parameter.copy_(new[name])
-                if objective is not None and objective.is_done(module, batch):
-                    break
-        if not direct:
-            layout.flatten_dict(optimizer.total, update)
-        buffers = buffers_after(module, ctx, state)
-        state.restore()
+        work = ctx.work
+        trainer = self.local_trainer(module, ctx)
+        state = state_of(module)
+        try:
+            with (
+                random_numbers(ctx, self.client_id),
+                trainer.attached() as logs,
+                torch.enable_grad(),
+            ):
+                optimizer = LocalOptimizer(module, self.local_lr, None if work is None else work.lr)
+                objective = None if work is None else work.objective
+                fit = LocalFit(self, trainer, optimizer, ctx, objective)
+                total = fit.run(batches, layout.unflatten(global_weights))
+            update = layout.flatten_dict(total, torch.empty_like(global_weights))
+            metrics = {name: as_number(value, name) for name, value in logs.items()}
+            buffers = buffers_after(module, ctx, state)
+        finally:
+            clear_gradients(module)
+            state.restore()
         return ClientUpdate(
-            update=update,
-            num_samples=self.num_samples,
-            metrics={name: as_number(value) for name, value in logs.items()},
-            buffers=buffers,
+            update=update, num_samples=self.num_samples, metrics=metrics, buffers=buffers
         )

@@ -4,43 +4,74 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrec.clients.hooks import is_overridden, run
+from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError
 from fedrec.random import key
 from fedrec.types import RoundContext
 
 if TYPE_CHECKING:
-    from fedrec.clients.objective import LocalObjective
+    from fedrec.clients.lightning import LightningClient
 
 __all__ = [
     "LogMeans",
-    "as_number",
+    "batch_of",
     "capture_logs",
+    "clear_gradients",
     "generators_restored",
+    "gradients_in",
     "gradients_of",
     "loss_of",
     "mean_logs",
+    "output_of",
     "random_numbers",
     "scaled",
-    "seed_torch",
+    "seed_generators",
     "training_step",
+    "transferred",
 ]
+
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 def training_step(module: Any, batch: Any, step: int) -> Tensor | None:
     """Call the module's `training_step`, with or without a batch index, and return its loss."""
+    return loss_of(output_of(module, batch, step), module)
+
+
+def output_of(module: Any, batch: Any, step: int) -> Any:
+    """Call the module's `training_step`, with or without a batch index."""
     positional = _number_of_arguments(type(module).training_step)
-    output = module.training_step(batch, step) if positional > 1 else module.training_step(batch)
-    return loss_of(output, module)
+    return module.training_step(batch, step) if positional > 1 else module.training_step(batch)
+
+
+def batch_of(
+    client: LightningClient, module: Any, indices: np.ndarray, device: torch.device
+) -> Any:
+    """Return the batch of these samples on the device, as the module's hooks make of it."""
+    if not any(is_overridden(module, hook) for hook in _TRANSFERS):
+        return client.read(indices, device)
+    return transferred(module, client.read(indices, torch.device("cpu")), device)
+
+
+def transferred(module: Any, batch: Any, device: torch.device) -> Any:
+    """Move a batch to the device as Lightning does, with the module's hooks."""
+    if is_overridden(module, "on_before_batch_transfer"):
+        batch = run(module, "on_before_batch_transfer", batch, 0)
+    batch = run(module, "transfer_batch_to_device", batch, device, 0)
+    if is_overridden(module, "on_after_batch_transfer"):
+        batch = run(module, "on_after_batch_transfer", batch, 0)
+    return batch
 
 
 @lru_cache
@@ -55,81 +86,66 @@ def _number_of_arguments(method: Any) -> float:
 
 @contextmanager
 def random_numbers(ctx: RoundContext, client_id: str) -> Iterator[None]:
-    """Make what local training draws from torch (dropout, augmentation) a function of the round.
+    """Make what local training draws (dropout, augmentation) a function of the round.
 
-    The generators are left as they were found.
+    That goes for torch, NumPy's global generator and Python's `random`, which are left as they were
+    found.
     """
     with generators_restored(ctx.device):
-        seed_torch(ctx, client_id)
+        seed_generators(ctx, client_id)
         yield
 
 
 @contextmanager
 def generators_restored(device: torch.device) -> Iterator[None]:
-    """Leave the generators that torch draws from on this device as they were found."""
+    """Leave the global generators (torch's those of this device) as they were found."""
     devices = [] if device.type == "cpu" else [device]
+    state = random.getstate()
+    legacy = np.random.get_state()  # noqa: NPY002 - what the user's code may draw from
     with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(legacy)  # noqa: NPY002
 
 
-def seed_torch(ctx: RoundContext, client_id: str) -> None:
-    """Seed the generators that torch draws from in this client's training in this round."""
+def seed_generators(ctx: RoundContext, client_id: str) -> None:
+    """Seed the global generators for this client's training in this round."""
     purpose = "training" if ctx.batch_policy == "replay" else "training-fresh"
-    seed = key(ctx.seed, purpose, ctx.round, client_id) & (2**63 - 1)
+    whole = key(ctx.seed, purpose, ctx.round, client_id)
+    seed = whole & (2**63 - 1)
     # `torch.manual_seed` would seed every device there could be, in half a millisecond.
     torch.default_generator.manual_seed(seed)
     if ctx.device.type == "cuda":
         torch.cuda.manual_seed(seed)
+    random.seed(whole)
+    words = np.frombuffer(whole.to_bytes(16, "little"), dtype="<u4")
+    np.random.seed(words)  # noqa: NPY002 - what the user's code may draw from
 
 
 def loss_of(output: Any, module: nn.Module) -> Tensor | None:
     """Return the loss in what a `training_step` returned; `None` means to skip the step."""
-    loss = output.get("loss") if isinstance(output, dict) else output
-    if loss is None:
+    if output is None:
         return None
+    loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = "a dict without one" if isinstance(output, Mapping) and loss is None else None
         raise ConfigurationError(
             f"Expected {type(module).__name__}.training_step to return a scalar loss tensor, a "
-            f"dict with one under 'loss', or None, but got {type(output).__name__}."
+            f"dict with one under 'loss', or None, but got {what or type(output).__name__}. "
+            "HINT: return the mean over the batch."
         )
     return loss.reshape(())
 
 
-@contextmanager
-def capture_logs(module: nn.Module, num_steps: int) -> Iterator[dict[str, Any]]:
+def capture_logs(module: nn.Module, num_steps: int) -> AbstractContextManager[dict[str, Any]]:
     """Make `self.log` and `self.trainer` work inside a `training_step` without a Trainer.
 
-    Yields:
-        What was logged last, by name.
+    Returns:
+        A context manager that gives what was logged last, by name.
     """
-    logs: dict[str, Any] = {}
-
-    def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        logs[name] = value
-
-    state = vars(module)
-    before = state.get("_trainer")
-    state["log"] = log
-    state["_trainer"] = SimpleNamespace(
-        max_epochs=1,
-        max_steps=num_steps,
-        current_epoch=0,
-        global_step=0,
-        num_training_batches=num_steps,
-        training=True,
-        sanity_checking=False,
-        is_global_zero=True,
-        world_size=1,
-        logger=None,
-        loggers=[],
-        callback_metrics={},
-        logged_metrics={},
-    )
-    try:
-        yield logs
-    finally:
-        state.pop("log", None)
-        state["_trainer"] = before
+    return LocalTrainer(module, num_training_batches=num_steps).attached()
 
 
 def gradients_of(
@@ -138,22 +154,34 @@ def gradients_of(
     batch: Any,
     step: int,
     ctx: RoundContext,
-    objective: LocalObjective | None = None,
 ) -> dict[str, Tensor] | None:
     """Return the gradient of one training step by parameter name; `None` if there is no loss."""
+    clear_gradients(module)
     with ctx.autocast():
-        if objective is None:
-            loss = training_step(module, batch, step)
-        else:
-            loss = objective.loss(module, batch, step)
+        loss = training_step(module, batch, step)
     if loss is None:
         return None
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    gradients = {
-        n: torch.zeros_like(p) if g is None else g
-        for (n, p), g in zip(parameters.items(), found, strict=True)
-    }
-    return gradients if objective is None else objective.gradients(gradients)
+    loss.backward()
+    gradients = gradients_in(parameters)
+    clear_gradients(module)
+    return gradients
+
+
+def gradients_in(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the gradients that these parameters hold, dense, zeros where there is none."""
+    found = {}
+    for name, parameter in parameters.items():
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
+        found[name] = gradient if gradient.layout == torch.strided else gradient.to_dense()
+    return found
+
+
+def clear_gradients(module: nn.Module) -> None:
+    """Leave no gradient in the module."""
+    for parameter in module.parameters():
+        parameter.grad = None
 
 
 def scaled(gradients: Mapping[str, Tensor], scale: Mapping[str, float]) -> dict[str, Tensor]:
@@ -175,7 +203,7 @@ class LogMeans:
             if isinstance(value, Tensor):
                 value = value.detach().reshape(()).float()
             else:
-                value = as_number(value)
+                value = as_number(value, name)
             self._values.setdefault(name, []).append(value)
             self._counts.setdefault(name, []).append(num_clients)
 
@@ -191,19 +219,10 @@ class LogMeans:
         return found
 
 
-def mean_logs(logs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Average what several clients logged; metric objects are computed first."""
+def mean_logs(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average what several clients logged."""
     values: dict[str, list[float]] = {}
     for one in logs:
         for name, value in one.items():
-            values.setdefault(name, []).append(as_number(value))
+            values.setdefault(name, []).append(value)
     return {name: float(np.mean(v)) for name, v in values.items()}
-
-
-def as_number(value: Any) -> float:
-    """Turn what `self.log` was given (number, tensor or metric object) into a number."""
-    if hasattr(value, "compute") and hasattr(value, "reset"):
-        result = value.compute()
-        value.reset()
-        value = result
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)

@@ -1,55 +1,78 @@
-"""The optimiser of local training."""
+"""The optimisers of local training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fedrec.exceptions import ConfigurationError, FedrecError
+from fedrec.clients.hooks import is_overridden, run
+from fedrec.exceptions import ConfigurationError
 
-if TYPE_CHECKING:
-    from fedrec.clients.objective import LocalObjective
+__all__ = ["LocalOptimizer", "SchedulerConfig"]
 
-__all__ = ["LocalOptimizer"]
+
+@dataclass
+class SchedulerConfig:
+    """A learning-rate scheduler and when it steps, as in Lightning's `lr_scheduler_config`.
+
+    Args:
+        scheduler: The scheduler.
+        name: Of the learning rate, for whoever logs it.
+        interval: `"epoch"` or `"step"`.
+        frequency: It steps every so many of them.
+        reduce_on_plateau: Whether it is given a metric.
+        monitor: Name of that metric, as logged.
+        strict: Whether a missing metric is an error.
+    """
+
+    scheduler: Any
+    name: str | None = None
+    interval: str = "epoch"
+    frequency: int = 1
+    reduce_on_plateau: bool = False
+    monitor: str | None = None
+    strict: bool = True
 
 
 class LocalOptimizer:
-    r"""The optimiser of one round of local training, and what it subtracted.
+    r"""The optimisers of one round of local training, and what they subtracted.
 
     One step of plain SGD subtracts a multiple of the gradient, so the gradient itself is the
-    update. Otherwise the optimiser works on float64 twins of the parameters, and what it subtracts
-    is accumulated there: a difference of float32 weights would lose three digits.
+    update. Otherwise an optimiser works on float64 twins of the parameters while it steps, and what
+    it subtracts is measured there: a difference of float32 weights would lose three digits.
 
     The parameters may carry a leading client dimension (see `VectorizedExecutor`).
 
     Args:
         module: LightningModule whose `configure_optimizers` is called.
-        local_lr: What to divide the accumulated steps by; `None` for the optimiser's one learning
-            rate.
+        local_lr: What to divide the accumulated steps by; `None` for the one learning rate.
         lr: Learning rate to set, kept constant; `None` for the optimiser's own.
 
+    Attributes:
+        optimizers: The optimisers, in the module's order; several only in manual optimisation.
+        schedulers: Their schedulers.
+
     Raises:
-        ConfigurationError: If the optimiser cannot be used, or `local_lr` cannot be found.
+        ConfigurationError: If an optimiser cannot be used, or `local_lr` cannot be found.
     """
 
     def __init__(self, module: nn.Module, local_lr: float | None, lr: float | None = None) -> None:
         self.name = type(module).__name__
-        if not getattr(module, "automatic_optimization", True):
-            raise ConfigurationError(
-                f"{self.name} uses manual optimization, which local training does not support. "
-                "HINT: leave `automatic_optimization` on and return the loss, or write a Client."
-            )
-        self.optimizer, self.schedulers = self._configure(module)
+        self.module = module
+        automatic = bool(getattr(module, "automatic_optimization", True))
+        self.optimizers, self.schedulers = self._configure(module, automatic)
         if lr is not None:
             self.schedulers, local_lr = [], lr
-            for group in self.optimizer.param_groups:
+            for group in self.param_groups:
                 group["lr"] = lr
-        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
+        rates = {float(group["lr"]) for group in self.param_groups}
         if local_lr is None:
             if len(rates) != 1:
                 raise ConfigurationError(
@@ -64,54 +87,112 @@ class LocalOptimizer:
                 "HINT: set the optimizer's `lr` or pass `local_lr=`."
             )
         self.local_lr = local_lr
-        by_identity = {id(p): n for n, p in module.named_parameters()}
-        foreign = [
-            tuple(p.shape)
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if id(p) not in by_identity
-        ]
+        self._names = {id(p): n for n, p in module.named_parameters()}
+        for group in self.param_groups:
+            self._names_of(group["params"])
+        self.twins: dict[str, Tensor] = {}
+        self._steps_in_epoch = self._epochs = 0
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The first optimiser."""
+        return self.optimizers[0]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimisers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def _names_of(self, parameters: list[Any]) -> list[str]:
+        foreign = [tuple(p.shape) for p in parameters if id(p) not in self._names]
         if foreign:
             raise ConfigurationError(
                 f"The optimizer of {self.name} has parameters of shapes {foreign} that are not the "
                 "module's. HINT: pass it `self.parameters()`, or make them attributes of it."
             )
-        self.groups = [
-            [by_identity[id(p)] for p in group["params"] if p.requires_grad]
-            for group in self.optimizer.param_groups
-        ]
+        return [self._names[id(p)] for p in parameters]
 
-    def _configure(self, module: nn.Module) -> tuple[Optimizer, list[tuple[Any, str]]]:
-        made: Any = module.configure_optimizers()  # type: ignore[operator]
+    def _configure(
+        self, module: nn.Module, automatic: bool
+    ) -> tuple[list[Optimizer], list[SchedulerConfig]]:
+        made: Any = run(module, "configure_optimizers")
+        monitor = None
         schedulers: list[Any] = []
         if isinstance(made, dict):
-            schedulers = [made["lr_scheduler"]] if "lr_scheduler" in made else []
-            made = made["optimizer"]
-        elif isinstance(made, (list, tuple)):
-            if len(made) == 2 and all(isinstance(part, (list, tuple)) for part in made):
-                made, schedulers = list(made[0]), list(made[1])
-            if len(made) != 1:
+            monitor, made = made.get("monitor"), [made]
+        elif (
+            isinstance(made, (list, tuple))
+            and len(made) == 2
+            and isinstance(made[0], (list, tuple))
+        ):
+            schedulers = list(made[1]) if isinstance(made[1], (list, tuple)) else [made[1]]
+            made = list(made[0])
+        elif not isinstance(made, (list, tuple)):
+            made = [made]
+        optimizers: list[Any] = []
+        for one in made:
+            if isinstance(one, dict):
+                if one.get("lr_scheduler") is not None:
+                    schedulers.append(one["lr_scheduler"])
+                one = one.get("optimizer")
+            optimizers.append(getattr(one, "optimizer", one))  # what Lightning may have wrapped
+        for one in optimizers:
+            if not isinstance(one, Optimizer) or isinstance(one, torch.optim.LBFGS):
                 raise ConfigurationError(
-                    f"{self.name} configures {len(made)} optimizers, but local training uses one. "
-                    "HINT: return a single optimizer with several parameter groups."
+                    f"Expected {self.name}.configure_optimizers to return a first-order optimizer, "
+                    f"but got {type(one).__name__}. HINT: return SGD or Adam, for instance."
                 )
-            made = made[0]
-        if not isinstance(made, Optimizer) or isinstance(made, torch.optim.LBFGS):
+        if not optimizers or (automatic and len(optimizers) > 1):
             raise ConfigurationError(
-                f"Expected {self.name}.configure_optimizers to return a first-order optimizer, "
-                f"but got {type(made).__name__}."
+                f"{self.name} configures {len(optimizers)} optimizers, but automatic optimization "
+                "uses one. HINT: return a single optimizer with several parameter groups, or set "
+                "`self.automatic_optimization = False` and step each in `training_step`."
             )
-        pairs = [
-            (s["scheduler"], s.get("interval", "epoch")) if isinstance(s, dict) else (s, "epoch")
-            for s in schedulers
-        ]
-        return made, pairs
+        configs = [self._scheduler(one, monitor, automatic) for one in schedulers]
+        return optimizers, configs
+
+    def _scheduler(self, given: Any, monitor: str | None, automatic: bool) -> SchedulerConfig:
+        fields = set(SchedulerConfig.__dataclass_fields__)
+        values = given if isinstance(given, dict) else {"scheduler": given, "monitor": monitor}
+        if "scheduler" not in values or not set(values) <= fields:
+            raise ConfigurationError(
+                f"Expected the lr_scheduler of {self.name} to be a scheduler, or a dict with "
+                f"`scheduler` and no others than {sorted(fields)}, but got the keys "
+                f"{sorted(values)}. HINT: correct `configure_optimizers`."
+            )
+        config = SchedulerConfig(**values)
+        if "reduce_on_plateau" not in values:
+            config.reduce_on_plateau = isinstance(config.scheduler, ReduceLROnPlateau)
+        if config.interval not in ("step", "epoch"):
+            raise ConfigurationError(
+                f"Expected the `interval` of the lr_scheduler of {self.name} to be 'step' or "
+                f"'epoch', but got {config.interval!r}. HINT: correct `configure_optimizers`."
+            )
+        if automatic and config.reduce_on_plateau and config.monitor is None:
+            raise ConfigurationError(
+                f"The learning-rate scheduler of {self.name} needs a metric. HINT: return it in a "
+                "dict with `monitor`, the name of what `training_step` logs."
+            )
+        known = isinstance(config.scheduler, (LRScheduler, ReduceLROnPlateau))
+        if automatic and not known and not is_overridden(self.module, "lr_scheduler_step"):
+            raise ConfigurationError(
+                f"The {type(config.scheduler).__name__} of {self.name} is no scheduler of torch. "
+                "HINT: override `lr_scheduler_step` to step it."
+            )
+        return config
 
     @property
     def is_plain_sgd(self) -> bool:
         """Whether a step subtracts exactly learning rate times gradient."""
-        return type(self.optimizer) is SGD and not any(
-            g["momentum"] or g["weight_decay"] or g["maximize"] for g in self.optimizer.param_groups
+        optimizer = self.optimizer
+        return (
+            len(self.optimizers) == 1
+            and type(optimizer) is SGD
+            and not optimizer._optimizer_step_pre_hooks
+            and not optimizer._optimizer_step_post_hooks
+            and not any(
+                g["momentum"] or g["weight_decay"] or g["maximize"] for g in optimizer.param_groups
+            )
         )
 
     @property
@@ -136,39 +217,130 @@ class LocalOptimizer:
         """Return learning rate over `local_lr` by parameter name, for one step of plain SGD."""
         return {
             name: float(group["lr"]) / self.local_lr
-            for names, group in zip(self.groups, self.optimizer.param_groups, strict=True)
-            for name in names
+            for group in self.optimizer.param_groups
+            for name, p in zip(self._names_of(group["params"]), group["params"], strict=True)
+            if p.requires_grad
         }
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
-        """Make the optimiser work on float64 twins of these parameters, by name."""
+        """Make float64 twins of these parameters, by name, for the optimisers to work on."""
+        self.parameters = parameters
         self.twins = {n: p.detach().double() for n, p in parameters.items()}
-        self.total = {n: torch.zeros_like(t) for n, t in self.twins.items()}
-        for names, group in zip(self.groups, self.optimizer.param_groups, strict=True):
-            group["params"] = [self.twins[n] for n in names]
+        self._start = {n: t.clone() for n, t in self.twins.items()}
 
-    def step(
+    @property
+    def total(self) -> dict[str, Tensor]:
+        """What was subtracted since `adopt`, divided by `local_lr`, float64, by name."""
+        return {n: (self._start[n] - t) / self.local_lr for n, t in self.twins.items()}
+
+    def run(
         self,
-        gradients: dict[str, Tensor],
-        end_of_epoch: bool,
-        objective: LocalObjective | None = None,
-    ) -> dict[str, Tensor]:
-        """Do one step on the twins and return the new parameters in float32, by name."""
-        before = {n: t.clone() for n, t in self.twins.items()}
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        project: Callable[[Mapping[str, Tensor]], None] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Do one step of an optimiser, which gets the twins in place of the parameters.
+
+        Args:
+            optimizer: One of `optimizers`.
+            closure: Computes gradients, with the parameters as they are then.
+            project: Changes the twins in place after the step.
+            **kwargs: For the optimiser's `step`.
+
+        Returns:
+            What the optimiser's `step` returns.
+        """
+        held: list[list[Any]] = []
+        changed = False
+
+        def enter() -> None:
+            self.take_over()
+            held[:] = [list(group["params"]) for group in optimizer.param_groups]
+            for group, real in zip(optimizer.param_groups, held, strict=True):
+                group["params"][:] = self._twins_of(real)
+
+        def leave() -> None:
+            for group, real in zip(optimizer.param_groups, held, strict=True):
+                group["params"][:] = real
+            for real in held if project is None else [list(self.parameters.values())]:
+                self._publish(real)
+
+        def evaluate() -> Any:
+            nonlocal changed
+            for group, real in zip(optimizer.param_groups, held, strict=True):
+                group["params"][:] = real
+            if changed:  # an optimiser may ask again, elsewhere
+                for real in held:
+                    self._publish(real)
+            changed = True
+            with torch.enable_grad():
+                result = closure()
+            enter()
+            return result
+
+        enter()
+        try:
+            result = optimizer.step(closure=evaluate, **kwargs)
+            if project is not None:
+                project(self.twins)
+        finally:
+            leave()
+        return result
+
+    def take_over(self) -> None:
+        """Take changes of the parameters that no step has made over into the twins."""
+        with torch.no_grad():
+            for name, twin in self.twins.items():
+                parameter, image = self.parameters[name], twin.float()
+                if not torch.equal(parameter, image):
+                    twin.copy_(torch.where(parameter == image, twin, parameter.double()))
+
+    def _twins_of(self, parameters: list[Any]) -> list[Any]:
+        found = []
+        for name, parameter in zip(self._names_of(parameters), parameters, strict=True):
+            twin = self.twins.get(name)
+            gradient = parameter.grad
+            if twin is not None:
+                twin.grad = None if gradient is None else gradient.double()
+            elif gradient is not None:
+                raise ConfigurationError(
+                    f"`{name}` of {self.name} is trained now, but was frozen when the federation "
+                    "was made. HINT: leave its `requires_grad` on from the start."
+                )
+            found.append(parameter if twin is None else twin)
+        return found
+
+    def _publish(self, parameters: list[Any]) -> None:
+        """Give the parameters the values of their twins, where these have changed."""
+        with torch.no_grad():
+            for name, parameter in zip(self._names_of(parameters), parameters, strict=True):
+                if name in self.twins:
+                    image = self.twins[name].float()
+                    # Graphs that were made before are still good for parameters that stayed.
+                    if not torch.equal(parameter, image):
+                        parameter.copy_(image)
+
+    def step(self, gradients: Mapping[str, Tensor], end_of_epoch: bool) -> dict[str, Tensor]:
+        """Do one step on the twins and return the new parameters in float32, by name.
+
+        For a single optimiser, whose schedulers step as `SchedulerConfig` says.
+        """
+        if not self._steps_in_epoch and not self._epochs:
+            for group in self.param_groups:
+                names = self._names_of(group["params"])
+                group["params"] = [self.twins[n] for n in names if n in self.twins]
         for name, twin in self.twins.items():
             twin.grad = gradients[name].to(twin.dtype)
         self.optimizer.step()
-        if objective is not None:
-            objective.project(self.twins)
-        for name, twin in self.twins.items():
-            self.total[name] += (before[name] - twin) / self.local_lr
-        for scheduler, interval in self.schedulers:
-            if interval == "step" or end_of_epoch:
-                try:
-                    scheduler.step()
-                except TypeError as error:
-                    raise FedrecError(
-                        f"The learning-rate scheduler of {self.name} needs a metric, which local "
-                        "training does not have. HINT: use one that steps by count."
-                    ) from error
+        self._steps_in_epoch += 1
+        for config in self.schedulers:
+            if config.interval == "step" and self._steps_in_epoch % config.frequency == 0:
+                config.scheduler.step()
+        if end_of_epoch:
+            self._steps_in_epoch = 0
+            self._epochs += 1
+            for config in self.schedulers:
+                if config.interval == "epoch" and self._epochs % config.frequency == 0:
+                    config.scheduler.step()
         return {n: t.float() for n, t in self.twins.items()}

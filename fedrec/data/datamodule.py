@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedrec._checks import check_float, check_int
 from fedrec.data.draw import draw_samples
@@ -22,7 +22,7 @@ from fedrec.data.partitioners.partition import Partition
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import numpy_generator, torch_generator
 
-__all__ = ["FederatedDataModule", "check_dataset"]
+__all__ = ["FederatedDataModule", "check_dataset", "class_labels"]
 
 
 class FederatedDataModule(pl.LightningDataModule, ABC):
@@ -100,7 +100,11 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def load(self) -> tuple[TensorDataset, TensorDataset | None]:
-        """Return training and test data, each of inputs $(N, ...)$ and int64 labels $(N,)$.
+        """Return training and test data, each of inputs $(N, ...)$ and targets $(N, ...)$.
+
+        Targets are class labels, integers $(N,)$ or $(N, 1)$, or 0 and 1 of any type; or anything
+        else, such as numbers to regress on or several labels a sample, which a partitioner that
+        goes by labels cannot split. A subclass of TensorDataset is asked for its samples.
 
         Without test data (`None`) no error rate is computed.
 
@@ -156,9 +160,26 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return train, test
 
     @cached_property
+    def _labels(self) -> NDArray[np.int64]:
+        """The class of every training sample; one for all where there are no classes."""
+        labels = class_labels(self._datasets[0].tensors[1])
+        return np.zeros(len(self._datasets[0]), dtype=np.int64) if labels is None else labels
+
+    def _require_labels(self, what: str) -> None:
+        if not self.has_classes:
+            targets = self._datasets[0].tensors[1]
+            raise ConfigurationError(
+                f"{what} goes by class labels, but the targets of {type(self).__name__} are "
+                f"{targets.dtype} of shape {tuple(targets.shape)}. HINT: class labels are integers "
+                "of shape (N,); `IIDPartitioner`, `QuantitySkew` and `ByUser` split any data."
+            )
+
+    @cached_property
     def _of_server(self) -> NDArray[np.int64]:
         """Which of the loaded training samples the server holds."""
-        labels = self._datasets[0].tensors[1].numpy()
+        labels = self._labels
+        if self.server_beta is not None:
+            self._require_labels(f"`server_beta={self.server_beta}`")
         if self.server_samples >= len(labels):
             requirement = f"fewer than the {len(labels)} training samples"
             raise ConfigurationError(expected("server_samples", requirement, self.server_samples))
@@ -166,27 +187,28 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         return draw_samples(labels, self.server_samples, self.server_beta, generator)
 
     @cached_property
-    def train_dataset(self) -> TensorDataset:
+    def train_dataset(self) -> TensorDataset | Subset[Any]:
         """The training data of all clients together."""
         train = self._datasets[0]
         if self.server_samples == 0:
             return train
         held = np.ones(len(train), dtype=bool)
         held[self._of_server] = False
-        return TensorDataset(*(tensor[torch.from_numpy(held)] for tensor in train.tensors))
+        return _rows(train, np.flatnonzero(held))
 
     @cached_property
-    def server_dataset(self) -> TensorDataset | None:
+    def server_dataset(self) -> TensorDataset | Subset[Any] | None:
         """The clean data at the server, of no client; `None` without `server_samples`."""
         if self.server_samples == 0:
             return None
-        index = torch.from_numpy(self._of_server)
-        return TensorDataset(*(tensor[index] for tensor in self._datasets[0].tensors))
+        return _rows(self._datasets[0], self._of_server)
 
     @cached_property
     def partition(self) -> Partition:
         """Who of the clients holds which training samples; `plot()` draws it."""
-        labels = self._datasets[0].tensors[1].numpy()
+        if self.partitioner.needs_labels:
+            self._require_labels(repr(self.partitioner))
+        labels = self._labels
         generator = numpy_generator(self.seed, "partition")
         parts = self.partitioner(labels, self.num_clients, generator)
         if self.server_samples:
@@ -210,13 +232,9 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             )
 
     @cached_property
-    def _clients(self) -> dict[str, TensorDataset]:
-        inputs, labels = self.train_dataset.tensors
-        indices = [torch.from_numpy(part) for part in self.partition.parts]
-        return {
-            client_id: TensorDataset(inputs[index], labels[index])
-            for client_id, index in zip(self.client_ids, indices, strict=True)
-        }
+    def _clients(self) -> dict[str, TensorDataset | Subset[Any]]:
+        parts = zip(self.client_ids, self.partition.parts, strict=True)
+        return {client_id: _rows(self.train_dataset, part) for client_id, part in parts}
 
     @property
     def client_ids(self) -> tuple[str, ...]:
@@ -231,9 +249,19 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: one more than the largest label."""
+        """Number of classes: one more than the largest label.
+
+        Raises:
+            ConfigurationError: If targets are no class labels.
+        """
+        self._require_labels("`num_classes`")
         there = [dataset for dataset in self._datasets if dataset is not None]
         return 1 + max(int(dataset.tensors[1].max()) for dataset in there)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets of the training data are class labels, one a sample."""
+        return class_labels(self._datasets[0].tensors[1]) is not None
 
     @property
     def client_batch_size(self) -> int | None:
@@ -245,7 +273,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """Whether clients leave out a smaller last batch where nothing else is asked for."""
         return False
 
-    def client_datasets(self) -> dict[str, TensorDataset]:
+    def client_datasets(self) -> dict[str, TensorDataset | Subset[Any]]:
         """Return every client's training data, by client id, in order."""
         return dict(self._clients)
 
@@ -284,18 +312,38 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     __str__ = __repr__  # Lightning's would load the data to print it
 
 
+def class_labels(targets: Tensor) -> NDArray[np.int64] | None:
+    """Return the class of every sample, shape $(N,)$; `None` if targets are something else."""
+    if targets.numel() != len(targets):
+        return None
+    flat = targets.detach().flatten()
+    if flat.is_floating_point() and not bool(((flat == 0) | (flat == 1)).all()):
+        return None
+    return flat.cpu().long().numpy()
+
+
+def _rows(
+    dataset: TensorDataset | Subset[Any], index: NDArray[np.integer[Any]]
+) -> TensorDataset | Subset[Any]:
+    """Return some of the samples of a data set."""
+    # A subclass may do something to its samples in `__getitem__`.
+    if type(dataset) is not TensorDataset:
+        return Subset(dataset, index.tolist())
+    rows = torch.from_numpy(index)
+    return TensorDataset(*(tensor[rows] for tensor in dataset.tensors))
+
+
 def check_dataset(source: str, dataset: object) -> None:
-    """Raise unless this is a non-empty TensorDataset of inputs and class labels."""
+    """Raise unless this is a non-empty TensorDataset of inputs and targets."""
     found: object = type(dataset).__name__
     if isinstance(dataset, TensorDataset):
         found = [(t.dtype, tuple(t.shape)) for t in dataset.tensors]
         if len(dataset.tensors) == 2 and len(dataset) > 0:
-            labels = dataset.tensors[1]
-            if labels.ndim == 1 and labels.dtype == torch.int64:
-                if int(labels.min()) >= 0:
-                    return
-                found = f"label {int(labels.min())}"
+            labels = class_labels(dataset.tensors[1])
+            if labels is None or int(labels.min()) >= 0:
+                return
+            found = f"label {int(labels.min())}"
     raise ConfigurationError(
-        f"Expected {source} to give a TensorDataset with inputs (N, ...) and int64 labels (N,) of "
-        f"0 or more, N >= 1, but got {found}."
+        f"Expected {source} to give a TensorDataset with inputs (N, ...) and targets (N, ...), "
+        f"class labels of 0 or more among them, N >= 1, but got {found}."
     )

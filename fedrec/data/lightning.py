@@ -29,6 +29,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fedrec.clients.hooks import check_datamodule
 from fedrec.data.datamodule import FederatedDataModule, check_dataset
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
@@ -36,8 +37,9 @@ from fedrec.random import key
 
 __all__ = ["FromDataModule"]
 
-_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _MOST_AT_ONCE = 256
+_ARRAYS = (Tensor, np.ndarray)
+_TARGETS = (*_ARRAYS, np.number, np.bool_, int, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,7 @@ class FromDataModule(FederatedDataModule):
         needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
         if not all(callable(getattr(datamodule, name, None)) for name in needed):
             raise ConfigurationError(expected("datamodule", "a LightningDataModule", datamodule))
+        check_datamodule(datamodule)
         self.datamodule = datamodule
 
     def load(self) -> tuple[TensorDataset, TensorDataset | None]:
@@ -88,13 +91,6 @@ class FromDataModule(FederatedDataModule):
     @cached_property
     def _read(self) -> tuple[_Read, _Read | None]:
         data = self.datamodule
-        for hook in _HOOKS:
-            if self._writes(hook):
-                raise ConfigurationError(
-                    f"{self._named(hook)} changes batches when they are trained on, but samples "
-                    "are read once, for all clients. HINT: move what it does into a transform of "
-                    "the data set, or into `training_step`."
-                )
         with isolate_rng(include_cuda=False):
             self._seed()
             data.prepare_data()
@@ -182,7 +178,7 @@ class FromDataModule(FederatedDataModule):
                 inputs, labels = inputs[index], labels[index]
         else:
             inputs, labels = _stacked(method, [dataset[i] for i in indices])
-        # Labels that are not integers are left for the check to refuse.
+        # Of any integers torch's losses take int64 alone.
         found = TensorDataset(inputs, labels if labels.is_floating_point() else labels.long())
         check_dataset(method, found)
         return _Read(found, loader, indices)
@@ -236,19 +232,20 @@ def _stacked(method: str, samples: list[Any]) -> tuple[Tensor, Tensor]:
     """Make two tensors of pairs."""
     for sample in samples:
         pair = type(sample) in (tuple, list) and len(sample) == 2
-        if not (pair and isinstance(sample[0], Tensor) and hasattr(sample[1], "__index__")):
+        if not pair or not isinstance(sample[0], _ARRAYS) or not isinstance(sample[1], _TARGETS):
             raise ConfigurationError(
-                f"Expected the samples of {method} to be pairs of a tensor and a class label, "
-                f"but got {sample!r}. HINT: give the dataset a transform that makes tensors."
+                f"Expected the samples of {method} to be pairs of a tensor or array and a label "
+                f"or number, but got {sample!r}. HINT: give the dataset a transform that makes "
+                "tensors."
             )
-    shapes = sorted({tuple(sample[0].shape) for sample in samples})
+    shapes = sorted({(tuple(np.shape(x)), tuple(np.shape(y))) for x, y in samples})
     if len(shapes) != 1:
         raise ConfigurationError(
-            f"Expected the samples of {method} to be of one shape, but got {shapes[:5]}. "
-            "HINT: give the dataset a transform that makes them equal, and at least one sample."
+            f"Expected the samples of {method} to be of one shape, but got those of inputs and "
+            f"targets {shapes[:5]}. HINT: give the dataset a transform that makes them equal."
         )
-    labels = torch.stack([torch.as_tensor(sample[1]) for sample in samples])
-    return torch.stack([sample[0] for sample in samples]), labels
+    inputs, targets = default_collate([(x, y) for x, y in samples])
+    return inputs, targets
 
 
 def _uncollated(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedrec._checks import check_int
 from fedrec.data.datamodule import FederatedDataModule
@@ -70,7 +70,7 @@ class _Records(FederatedDataModule):
         return _dataset(features, labels, train), _floats(_dataset(features, labels, test))
 
     @cached_property
-    def _clients(self) -> dict[str, TensorDataset]:
+    def _clients(self) -> dict[str, TensorDataset | Subset[Any]]:
         return {name: _floats(dataset) for name, dataset in super()._clients.items()}
 
     @cached_property
@@ -270,6 +270,6 @@ def _dataset(features: Any, labels: Any, index: NDArray[np.int64]) -> TensorData
     return TensorDataset(torch.from_numpy(features[index]), torch.from_numpy(labels[index]))
 
 
-def _floats(dataset: TensorDataset) -> TensorDataset:
+def _floats(dataset: Any) -> TensorDataset:
     features, labels = dataset.tensors
     return TensorDataset(features.float(), labels)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from fedrec.clients.local import LogMeans, capture_logs, training_step
+from fedrec.clients.local import LogMeans, training_step
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.watch import EscapeWatch
@@ -34,7 +34,8 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     num_steps = len(cohort.batches[0])
     parameters = layout.unflatten(cohort.global_weights)
     found: dict[str, Tensor] = {}
-    with capture_logs(module, num_steps) as logged:
+    trainer = cohort.clients[0].local_trainer(module, cohort.ctx)
+    with trainer.attached() as logged:
         optimizer = LocalOptimizer(module, cohort.clients[0].local_lr)
         shared = num_steps == 1 and optimizer.is_plain_sgd
         if not shared:
@@ -44,14 +45,13 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
         for step, samples in enumerate(cohort.steps()):
             batch = tree_map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)
             with cohort.ctx.autocast():
-                gradients, found = gradient(parameters, batch, step)
+                gradients, found = gradient(parameters, batch, trainer.begin(step))
             if shared:
                 scale = optimizer.gradient_scale()
                 named = {n: g * scale.get(n, 0.0) for n, g in gradients.items()}
                 layout.flatten_dict(named, updates)
             else:
-                ends_epoch = cohort.clients[0].ends_epoch(step, num_steps, cohort.ctx)
-                parameters = optimizer.step(gradients, ends_epoch)
+                parameters = optimizer.step(gradients, trainer.is_last_batch)
     if not shared:
         layout.flatten_dict(optimizer.total, updates)
     logs.add({name: value.mean() for name, value in found.items()}, count)

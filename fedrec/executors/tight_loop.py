@@ -12,7 +12,7 @@ from fedrec.clients.local import (
     generators_restored,
     gradients_of,
     scaled,
-    seed_torch,
+    seed_generators,
 )
 from fedrec.executors.cohort import Cohort
 
@@ -37,10 +37,10 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     ):
         for client, steps, row in zip(cohort.clients, cohort.batches, updates, strict=True):
             logged.clear()
-            seed_torch(ctx, client.client_id)
+            seed_generators(ctx, client.client_id)
             try:
                 batch = client.read(steps[0], ctx.device)
-                with failures_explained(client.client_id, module, batch, steps[0]):
+                with failures_explained(f"client {client.client_id!r}", module, batch, steps[0]):
                     gradients = gradients_of(module, parameters, batch, 0, ctx)
             except Exception as error:
                 error.add_note(f"while client {client.client_id!r} trained in round {ctx.round}")

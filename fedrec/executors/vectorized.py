@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_int
 from fedrec.clients.base import Client
+from fedrec.clients.hooks import needs_sequential
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import LogMeans, capture_logs
+from fedrec.clients.local import LogMeans
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
 from fedrec.executors.batches import CannotJoinError, ClientData
@@ -130,10 +131,10 @@ class VectorizedExecutor(Executor):
         else:
             lightning = [c for c in clients if isinstance(c, LightningClient)]
             module = lightning[0].module
-            self._data = ClientData(lightning, ctx.device)
-            self._state = ModuleState(module)
-            with capture_logs(module, 1):
+            self._data, self._state = ClientData(lightning, ctx.device), state_of(module)
+            with lightning[0].local_trainer(module, ctx).attached():
                 optimizer = LocalOptimizer(module, lightning[0].local_lr)
+            self._state.restore()
             self._plain_sgd, self._elementwise = optimizer.is_plain_sgd, optimizer.is_elementwise
             self._scale = optimizer.gradient_scale()
             cohort = self._cohort(self._data, lightning, global_weights, ctx)
@@ -200,11 +201,12 @@ class VectorizedExecutor(Executor):
             return None
         updates = torch.empty(len(clients), global_weights.numel(), device=ctx.device)
         logs = LogMeans()
-        if self._state.has_changed:  # between rounds, by a callback for instance
-            self._state = ModuleState(cohort.module)
-            if any(self._choices[direct].path != "loop" for direct in kinds):
-                refuse_hooks(cohort.module)
-        with traceless(self._state):
+        # It may have changed between rounds, by a callback for instance.
+        state, tried = state_of(cohort.module), self._state
+        if state is not tried and any(self._choices[direct].path != "loop" for direct in kinds):
+            refuse_hooks(cohort.module)
+        self._state = state
+        with traceless(state):
             for direct, rows in kinds.items():
                 choice = self._choices[direct]
                 try:
@@ -359,6 +361,9 @@ def _why_sequential(clients: Sequence[Client]) -> str | None:
             return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
     if len({(c.local_steps, c.local_epochs, c.local_lr) for c in lightning}) > 1:
         return "clients differ in local_steps, local_epochs or local_lr"
+    reason = needs_sequential(first.module, first.local_trainer(first.module))
+    if reason is not None:
+        return reason
     for layer in first.module.modules():
         if keeps_running_statistics(layer):
             return f"{type(layer).__name__} changes its buffers"

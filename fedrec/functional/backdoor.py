@@ -26,7 +26,7 @@ BADNETS_PIXELS = ((-2, -2), (-4, -2), (-2, -4), (-3, -3))
 
 def pixel_pattern(
     x: Tensor,
-    value: float = 1.0,
+    value: float | None = None,
     image_shape: Sequence[int] | None = None,
     pixels: Sequence[Sequence[int]] = BADNETS_PIXELS,
 ) -> Tensor:
@@ -35,7 +35,8 @@ def pixel_pattern(
     Args:
         x: Images, shape $(..., H, W)$ with at least three dimensions, or flat ones of shape
             $(N, F)$ with `image_shape`; not changed.
-        value: What to set them to; 1 is white where pixels are in [0, 1].
+        value: What to set them to; `None` for white: 1 in images of floating-point numbers, 255 in
+            images of bytes (uint8).
         image_shape: Shape of one flat image, ending in $H, W$.
         pixels: Row and column of each; negative ones count from the bottom right corner.
 
@@ -43,8 +44,8 @@ def pixel_pattern(
         Shape of `x`.
 
     Raises:
-        ShapeError: If the images are flat and `image_shape` is missing or does not fit, or if they
-            are too small for the pixels.
+        ShapeError: If the images are flat and `image_shape` is missing or does not fit, they are
+            too small for the pixels, or their type does not hold `value`.
 
     References:
         - Gu et al., BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply
@@ -61,20 +62,22 @@ def pixel_pattern(
     height = max(_extent(row) for row, _ in pixels)
     width = max(_extent(column) for _, column in pixels)
     images = _images(x, image_shape, height, width)
+    value = _white(x) if value is None else value
+    _require_held(x, value)
     for row, column in pixels:
         images[..., row, column] = value
     return images.reshape(x.shape)
 
 
 def square_pattern(
-    x: Tensor, size: int = 3, value: float = 1.0, image_shape: Sequence[int] | None = None
+    x: Tensor, size: int = 3, value: float | None = None, image_shape: Sequence[int] | None = None
 ) -> Tensor:
     """Set a square in the bottom right corner, in all channels.
 
     Args:
         x: Images, as in `pixel_pattern`; not changed.
         size: Side of the square in pixels.
-        value: What to set them to.
+        value: As in `pixel_pattern`.
         image_shape: Shape of one flat image, ending in $H, W$.
 
     Returns:
@@ -94,6 +97,8 @@ def square_pattern(
                 [0., 1., 1.]])
     """
     images = _images(x, image_shape, size, size)
+    value = _white(x) if value is None else value
+    _require_held(x, value)
     images[..., -size:, -size:] = value
     return images.reshape(x.shape)
 
@@ -104,8 +109,8 @@ def blended(x: Tensor, pattern: Tensor, ratio: float) -> Tensor:
     $$(1 - \alpha)\, x + \alpha\, k$$
 
     Args:
-        x: Shape $(N, ...)$; not changed.
-        pattern: $k$, shape $(...)$.
+        x: Shape $(N, ...)$, of floating-point numbers or bytes (uint8); not changed.
+        pattern: $k$, shape $(...)$, entries in [0, 1]; 1 stands for 255 in bytes.
         ratio: $\alpha$ in (0, 1].
 
     Returns:
@@ -119,6 +124,9 @@ def blended(x: Tensor, pattern: Tensor, ratio: float) -> Tensor:
         >>> blended(torch.zeros(1, 2), torch.tensor([0.0, 1.0]), 0.25)
         tensor([[0.0000, 0.2500]])
     """
+    if x.dtype == torch.uint8:
+        mixed = (1 - ratio) * x.float() + ratio * _white(x) * pattern.to(x.device)
+        return mixed.round().to(torch.uint8)
     return (1 - ratio) * x + ratio * pattern.to(x)
 
 
@@ -166,6 +174,31 @@ def part_of_trigger(
     return torch.where(own, trigger(x), x)
 
 
+def _white(x: Tensor) -> float:
+    """Return the largest value that pixels of this type have by convention."""
+    if x.is_floating_point():
+        return 1.0
+    if x.dtype == torch.uint8:
+        return 255.0
+    raise ShapeError(
+        f"Expected images of floating-point numbers or bytes (uint8), but got {x.dtype}, of which "
+        "nobody knows what is white. HINT: give the trigger a `value`."
+    )
+
+
+def _require_held(x: Tensor, value: float) -> None:
+    """Raise unless the type of the inputs can hold a value."""
+    if x.is_floating_point() or x.dtype == torch.bool:
+        return
+    limits = torch.iinfo(x.dtype)
+    if value != int(value) or not limits.min <= value <= limits.max:
+        raise ShapeError(
+            f"Expected a `value` that inputs of {x.dtype} can hold (an integer in "
+            f"{limits.min}..{limits.max}), but got {value:g}. HINT: give the trigger a `value` on "
+            "the scale of the inputs."
+        )
+
+
 def _extent(index: int) -> int:
     return -index if index < 0 else index + 1
 
@@ -200,7 +233,7 @@ def every_kth_feature(x: Tensor, k: int = 20, value: float = 0.0) -> Tensor:
         Shape of `x`.
 
     Raises:
-        ShapeError: If there are fewer than `k` features.
+        ShapeError: If there are fewer than `k` features, or their type does not hold `value`.
 
     References:
         - Cao et al., FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping,
@@ -212,6 +245,7 @@ def every_kth_feature(x: Tensor, k: int = 20, value: float = 0.0) -> Tensor:
     """
     if x.ndim == 0 or x.shape[-1] < k:
         raise ShapeError(f"Expected at least {k} features, but got shape {tuple(x.shape)}.")
+    _require_held(x, value)
     x = x.clone()
     x[..., k - 1 :: k] = value
     return x

@@ -10,8 +10,8 @@ from torch.optim import SGD
 
 from fedrec.clients.batches import num_batches
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import capture_logs
 from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.clients.state import state_of
 
 if TYPE_CHECKING:
     from fedrec.federation import Federation
@@ -39,9 +39,11 @@ def warn_unless_gradients(federation: Federation, remaining: Sequence[str], meth
             continue
         key = id(client.module)
         if key not in optimizers:
-            with capture_logs(client.module, 1):
+            state = state_of(client.module)
+            with client.local_trainer(client.module).attached():
                 made = LocalOptimizer(client.module, client.local_lr or 1.0).optimizer
             optimizers[key] = type(made)
+            state.restore()
         steps, name = _steps(client), optimizers[key].__name__
         if steps > 1 or optimizers[key] is not SGD:
             what = f"several steps of {name}" if steps > 1 else f"a step of {name}"

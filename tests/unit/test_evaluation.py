@@ -299,3 +299,11 @@ def test_testing_leaves_no_trace_and_does_not_depend_on_what_was_drawn() -> None
     assert torch.equal(torch.rand(2), expected)
     assert loop().test(made, torch.zeros(1)) == first
     assert made.module.weight.tolist() == [7.0]
+
+
+def test_types_that_the_model_cannot_take() -> None:
+    module = Parts()
+    client = QuadraticClient("a", torch.eye(4), torch.zeros(4))
+    made = Federation([client], module, test_dataset=TensorDataset(X.double(), Y))
+    with pytest.raises(ConfigurationError, match=r"the test data, .* \[float64 of shape \(2,\)\]"):
+        loop().test(made, torch.zeros(4))

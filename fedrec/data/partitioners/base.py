@@ -47,6 +47,9 @@ class Partitioner(Component, ABC):
     #: The fewest samples a client may get.
     min_samples: int = 1
 
+    #: Whether the split depends on labels; if not, data without classes can be split, too.
+    needs_labels: bool = True
+
     #: How often `redraw` draws.
     max_tries: int = 100
 

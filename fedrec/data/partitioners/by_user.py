@@ -39,6 +39,8 @@ class ByUser(Partitioner):
         [array([0, 2]), array([1]), array([3])]
     """
 
+    needs_labels = False
+
     def __init__(self, users: Sequence[int | str] | str) -> None:
         if not isinstance(users, str):
             users = tuple(u.item() if isinstance(u, np.generic) else u for u in users)

@@ -24,6 +24,8 @@ class IIDPartitioner(Partitioner):
         [3, 3, 2, 2]
     """
 
+    needs_labels = False
+
     def split(
         self, labels: NDArray[np.integer[Any]], num_clients: int, generator: np.random.Generator
     ) -> Sequence[NDArray[np.integer[Any]]]:

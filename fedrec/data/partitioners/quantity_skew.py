@@ -45,6 +45,8 @@ class QuantitySkew(Partitioner):
         [20, 30, 60]
     """
 
+    needs_labels = False
+
     def __init__(
         self,
         law: str = "dirichlet",

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import pickle
+from collections import namedtuple
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -12,6 +15,7 @@ from fedrec.attacks import (
     BlendedTrigger,
     FeatureTrigger,
     FunctionTrigger,
+    LabelFlip,
     PixelTrigger,
     SquareTrigger,
     Trigger,
@@ -69,7 +73,7 @@ def test_blended_by_hand() -> None:
     whole = BlendedTrigger(ratio=1.0)
     torch.testing.assert_close(whole(x), whole(1 - x))
     with pytest.raises(ShapeError, match="floating-point"):
-        trigger(torch.zeros(1, 4, dtype=torch.uint8))
+        trigger(torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_a_function_of_ones_own() -> None:
@@ -184,3 +188,79 @@ def test_a_trigger_that_is_too_small_to_split() -> None:
         DBA(num_parts=5).poison_dataset(
             TensorDataset(torch.zeros(1, 1, 8, 8), torch.tensor([1])), "a"
         )
+
+
+# -- images of bytes ------------------------------------------------------------------------------
+
+
+def test_white_is_255_in_images_of_bytes() -> None:
+    x = torch.zeros(1, 1, 5, 5, dtype=torch.uint8)
+    for trigger, changed in ((PixelTrigger(), 4), (SquareTrigger(size=2), 4)):
+        found = trigger(x)
+        assert found.dtype == torch.uint8
+        assert int((found == 255).sum()) == changed
+        assert int(found.float().sum()) == 255 * changed
+    assert int(PixelTrigger(value=200)(x).max()) == 200
+    assert float(BackdoorAttack().trigger(x.float()).max()) == 1.0
+
+
+def test_a_pattern_is_blended_into_bytes_on_their_scale() -> None:
+    x = torch.full((1, 1, 4, 4), 100, dtype=torch.uint8)
+    found = BlendedTrigger(ratio=0.5, seed=3)(x)
+    pattern = BlendedTrigger(ratio=1.0, seed=3)(x.float())
+    assert found.dtype == torch.uint8
+    assert torch.equal(found, (50 + 0.5 * 255 * pattern).round().to(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("trigger", "dtype", "reason"),
+    [
+        (PixelTrigger(), torch.int64, "nobody knows what is white"),
+        (PixelTrigger(value=0.5), torch.uint8, r"an integer in 0\.\.255.*got 0.5"),
+        (SquareTrigger(value=256), torch.uint8, "got 256"),
+        (FeatureTrigger(k=2, value=-1), torch.uint8, "got -1"),
+    ],
+)
+def test_values_that_inputs_cannot_hold(trigger: Trigger, dtype: torch.dtype, reason: str) -> None:
+    with pytest.raises(ShapeError, match=reason):
+        trigger(torch.zeros(1, 1, 5, 5, dtype=dtype))
+
+
+# -- samples and labels of any kind ----------------------------------------------------------------
+
+Pair = namedtuple("Pair", "x y")
+
+
+@pytest.mark.parametrize(
+    "label",
+    [2, np.int32(2), np.uint8(2), torch.tensor(2), torch.tensor([2]), np.array([2]), 2.0],
+)
+@pytest.mark.parametrize("kind", [lambda x, y: (x, y), lambda x, y: [x, y], Pair])
+def test_poisoned_samples_are_of_the_same_kind(label: object, kind: Any) -> None:
+    dataset = [kind(torch.zeros(4), label)]
+    flipped = LabelFlip(num_classes=4).poison_dataset(dataset, "c")[0]
+    copy = BackdoorAttack(FeatureTrigger(k=1, value=1.0)).poison_dataset(dataset, "c")[1]
+    for sample, wrong in ((flipped, 1), (copy, 0)):
+        assert type(sample) is type(dataset[0])
+        assert type(sample[1]) is type(label)
+        assert np.array_equal(sample[1], np.full_like(label, wrong))
+    assert torch.equal(copy[0], torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        ([{"x": torch.zeros(4), "y": 0}], "a sample is a dict of 2"),
+        ([(torch.zeros(4), 0, 0)], "a sample is a tuple of 3"),
+        ([(torch.zeros(4), torch.zeros(3))], r"a label has shape \(3,\)"),
+        ([(torch.zeros(4), 0.5)], "numbers, such as 0.5"),
+        (TensorDataset(torch.zeros(2, 4), torch.zeros(2, 3)), r"\(2, 3\)"),
+        (TensorDataset(torch.zeros(2, 4), torch.full((2,), 0.5)), "numbers, such as 0.5"),
+    ],
+)
+@pytest.mark.parametrize(
+    "attack", [LabelFlip(num_classes=4), BackdoorAttack(FeatureTrigger(k=1))], ids=repr
+)
+def test_samples_that_cannot_be_poisoned(attack: Any, dataset: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        attack.poison_dataset(dataset, "c")[len(dataset) * (2 - isinstance(attack, LabelFlip)) - 1]

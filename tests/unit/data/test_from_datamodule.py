@@ -22,12 +22,13 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
     random_split,
 )
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg
-from fedrec.data import FederatedDataModule
+from fedrec.data import DegreeOfNonIID, FederatedDataModule
 from fedrec.exceptions import ConfigurationError, FedrecWarning
 from fedrec.history import MemoryHistory
 from fedrec.models import MLP
@@ -335,7 +336,10 @@ class NoTraining(pl.LightningDataModule):
             r"Given\.test_dataloader.* got list",
         ),
         (Given(DataLoader(numbers(), batch_size=None)), "batch_size=None"),
-        (Given(DataLoader(Pairs(4, lambda i: Pair(torch.ones(1), 0)))), "pairs of a tensor and a"),
+        (
+            Given(DataLoader(Pairs(4, lambda i: Pair(torch.ones(1), 0)))),
+            "pairs of a tensor or array and a",
+        ),
     ],
 )
 def test_loaders_that_are_refused(module: Any, reason: str) -> None:
@@ -347,9 +351,8 @@ def test_loaders_that_are_refused(module: Any, reason: str) -> None:
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_after_batch_transfer"])
 def test_hooks_that_change_batches_are_refused_by_name(hook: str) -> None:
     hooked = type("Hooked", (Given,), {hook: lambda self, batch, idx: batch})
-    data = FederatedDataModule.from_datamodule(hooked(DataLoader(numbers())), num_clients=2)
-    with pytest.raises(ConfigurationError, match=rf"Hooked\.{hook} changes batches"):
-        data.setup("fit")
+    with pytest.raises(ConfigurationError, match=f"Hooked overrides `{hook}`"):
+        FederatedDataModule.from_datamodule(hooked(DataLoader(numbers())), num_clients=2)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, int, torch.tensor])
@@ -358,3 +361,62 @@ def test_labels_of_any_integer_type(kind: Any) -> None:
     labels = read(DataLoader(dataset)).train_dataset.tensors[1]
     assert labels.tolist() == [0, 1, 2, 0, 1, 2]
     assert labels.dtype == torch.int64
+
+
+# --- targets of other kinds ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: (torch.tensor([float(i)]), torch.tensor([i % 2])),
+        lambda i: (torch.tensor([float(i)]), torch.tensor([float(i % 2)])),
+        lambda i: (np.array([i], dtype=np.float32), np.float32(i % 2)),
+        lambda i: (torch.tensor([float(i)]), float(i % 2)),
+    ],
+    ids=["(N, 1)", "float (N, 1)", "arrays", "floats"],
+)
+def test_labels_keep_shape_and_number_type_and_are_split_by(make: Any) -> None:
+    source = Pairs(12, make)
+    data = FederatedDataModule.from_datamodule(
+        Given(DataLoader(source)), num_clients=2, partitioner=DegreeOfNonIID(1.0)
+    )
+    expected = default_collate([source[i] for i in range(12)])[1]
+    found = data.train_dataset.tensors[1]
+    assert torch.equal(found, expected)
+    assert found.dtype == expected.dtype
+    assert [len(c.tensors[1].unique()) for c in data.client_datasets().values()] == [1, 1]
+    assert data.num_classes == 3  # of the test data
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 3)])
+def test_data_without_classes(shape: tuple[int, ...]) -> None:
+    targets = torch.arange(float(np.prod(shape))).reshape(shape)
+    train = DataLoader(TensorDataset(torch.arange(12.0)[:, None], targets))
+    data = read(train, server_samples=2)
+    kept = [d.tensors[1] for d in (*data.client_datasets().values(), data.server_dataset)]
+    assert torch.equal(torch.cat(kept).flatten().sort().values, targets.flatten())
+    assert [len(k) for k in kept] == [5, 5, 2]
+    with pytest.raises(ConfigurationError, match="`num_classes` goes by class labels"):
+        _ = data.num_classes
+    by_label = read(train, partitioner=DegreeOfNonIID(0.5))
+    with pytest.raises(ConfigurationError, match=r"DegreeOfNonIID\(q=0.5\) goes by class labels"):
+        by_label.client_datasets()
+    skewed = read(train, server_samples=2, server_beta=0.5)
+    with pytest.raises(ConfigurationError, match=r"`server_beta=0\.5` goes by class labels"):
+        _ = skewed.server_dataset
+
+
+def test_a_data_set_that_changes_its_samples_does_so_for_clients_and_server() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            x, y = super().__getitem__(index)
+            return 2 * x, y
+
+    class Own(FederatedDataModule):
+        def load(self):
+            return Doubled(*numbers().tensors), numbers(3)
+
+    data = Own(2, server_samples=4)
+    held = [*data.client_datasets().values(), data.server_dataset]
+    assert sorted(int(x) for d in held for x, _ in d) == list(range(0, 40, 2))

@@ -1,0 +1,268 @@
+"""A round of local training, in the order of Lightning's fit loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrec.clients.batches import failures_explained
+from fedrec.clients.hooks import call, is_overridden, run
+from fedrec.clients.local import batch_of, clear_gradients, gradients_in, loss_of, output_of, scaled
+from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.clients.trainer import LocalTrainer
+from fedrec.exceptions import ConfigurationError
+from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.clients.lightning import LightningClient
+    from fedrec.clients.objective import LocalObjective
+
+__all__ = ["LocalFit"]
+
+# Hooks that run after a step, or around it, and see what it did to the parameters.
+_SEES_THE_STEP = (
+    "optimizer_step",
+    "lr_scheduler_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+)
+
+
+class LocalFit:
+    """What `Trainer.fit` does, for one client in one round.
+
+    Args:
+        client: Who trains.
+        trainer: The module's trainer, attached to it.
+        optimizer: Its optimisers.
+        ctx: The round.
+        objective: What to strive for in place of the module's own loss.
+    """
+
+    def __init__(
+        self,
+        client: LightningClient,
+        trainer: LocalTrainer,
+        optimizer: LocalOptimizer,
+        ctx: RoundContext,
+        objective: LocalObjective | None,
+    ) -> None:
+        self.client, self.trainer, self.optimizer = client, trainer, optimizer
+        self.ctx, self.objective = ctx, objective
+        self.module: Any = trainer.lightning_module
+        self.automatic = bool(getattr(self.module, "automatic_optimization", True))
+        if objective is not None and not self.automatic:
+            raise ConfigurationError(
+                f"{type(self.module).__name__} uses manual optimization, so it can strive for "
+                "nothing else than what its `training_step` does. HINT: leave "
+                "`automatic_optimization` on and return the loss."
+            )
+        trainer.optimizers[:] = optimizer.optimizers
+        trainer.lr_scheduler_configs[:] = optimizer.schedulers
+        trainer.strategy.step = self._step
+        if not self.automatic:
+            trainer.strategy.stepped = self._stepped
+        trainer._logged.in_fit = True
+        self.parameters: dict[str, nn.Parameter] = {
+            n: p for n, p in self.module.named_parameters() if n in set(ctx.layout.names)
+        }
+        # One step of plain SGD need not be taken if nobody sees what it does.
+        self.direct = (
+            trainer.estimated_stepping_batches == 1
+            and self.automatic
+            and optimizer.is_plain_sgd
+            and objective is None
+            and not any(config.reduce_on_plateau for config in optimizer.schedulers)
+            and not any(is_overridden(self.module, hook) for hook in _SEES_THE_STEP)
+        )
+        self.gradients: Mapping[str, Tensor] = {}
+
+    def run(self, batches: Sequence[np.ndarray], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Train on these batches, those of all epochs.
+
+        Args:
+            batches: Sample indices for each local step.
+            start: The parameters now, by name; they are not changed.
+
+        Returns:
+            What was subtracted, divided by the local learning rate, by parameter name.
+        """
+        trainer, module, size = self.trainer, self.module, self.trainer.num_training_batches
+        clear_gradients(module)
+        if not self.direct:
+            self.optimizer.adopt(self.parameters)
+        call(module, "on_fit_start")
+        call(module, "on_train_start")
+        for epoch in range(trainer.max_epochs):
+            if trainer.should_stop:
+                break
+            self._epoch(batches[epoch * size : (epoch + 1) * size])
+            trainer.current_epoch += 1
+        call(module, "on_train_end")
+        call(module, "on_fit_end")
+        clear_gradients(module)
+        if self.direct:
+            return self._direct_update(start)
+        self.optimizer.take_over()
+        return self.optimizer.total
+
+    def _direct_update(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        update = dict(self.gradients) or {n: torch.zeros_like(p) for n, p in start.items()}
+        for name, parameter in self.parameters.items():
+            now = parameter.detach()
+            if not torch.equal(now, start[name]):  # the module changed it by itself
+                moved = (start[name].double() - now.double()) / self.optimizer.local_lr
+                update[name] = update[name].double() + moved
+        return update
+
+    def _epoch(self, batches: Sequence[np.ndarray]) -> None:
+        trainer, module = self.trainer, self.module
+        call(module, "on_train_epoch_start")
+        trainer.is_last_batch = False
+        for step, indices in enumerate(batches):
+            if trainer.should_stop:
+                break
+            trainer.is_last_batch = step + 1 == len(batches)
+            if not self._batch(step, indices):
+                trainer.is_last_batch = True
+                break
+        trainer._logged.end_batches()
+        call(module, "on_train_epoch_end")
+        if trainer.is_last_batch:
+            self._step_schedulers("epoch", trainer.current_epoch, plateau=True)
+        trainer._logged.end_epoch()
+
+    def _batch(self, step: int, indices: np.ndarray) -> bool:
+        """Train on one batch; `False` skips the rest of the epoch."""
+        trainer, module = self.trainer, self.module
+        batch = batch_of(self.client, module, indices, self.ctx.device)
+        trainer._logged.start_batch(batch)
+        goes_on = call(module, "on_train_batch_start", batch, step) != -1
+        outputs: Any = {}
+        if goes_on:
+            train = self._automatic if self.automatic else self._manual
+            with failures_explained(f"client {self.client.client_id!r}", module, batch, indices):
+                outputs = train(batch, step)
+        self._step_schedulers("step", step, plateau=False)
+        if trainer.is_last_batch or not goes_on:
+            self._step_schedulers("epoch", trainer.current_epoch, plateau=False)
+        if not goes_on:
+            return False
+        call(module, "on_train_batch_end", outputs, batch, step)
+        self._step_schedulers("step", step, plateau=True)
+        if self.objective is not None and self.objective.is_done(module, batch):
+            trainer.should_stop = True
+        return True
+
+    def _manual(self, batch: Any, step: int) -> Any:
+        output = self._forward(batch, step)
+        if isinstance(output, Tensor):
+            output = {"loss": output}
+        outputs = dict(output or {})
+        if isinstance(outputs.get("loss"), Tensor):
+            outputs["loss"] = outputs["loss"].detach()
+        return outputs
+
+    def _forward(self, batch: Any, step: int) -> Any:
+        with self.ctx.autocast():
+            if self.objective is not None:
+                return self.objective.loss(self.module, batch, step)
+            return output_of(self.module, batch, step)
+
+    def _automatic(self, batch: Any, step: int) -> Any:
+        trainer, module = self.trainer, self.module
+        optimizer = self.optimizer.optimizer
+        outputs: dict[str, Any] | None = None
+
+        @torch.enable_grad()
+        def closure() -> Tensor | None:
+            nonlocal outputs
+            output = self._forward(batch, step)
+            loss = loss_of(output, module)
+            outputs = {} if loss is None else {"loss": loss.detach().clone()}
+            if isinstance(output, Mapping):
+                outputs.update((k, v) for k, v in output.items() if k != "loss")
+            call(module, "on_before_zero_grad", optimizer)
+            if is_overridden(module, "optimizer_zero_grad"):
+                run(module, "optimizer_zero_grad", trainer.current_epoch, step, optimizer)
+            else:
+                optimizer.zero_grad()
+            if loss is not None:
+                trainer.strategy.backward(loss, optimizer)
+            return outputs.get("loss")
+
+        if is_overridden(module, "optimizer_step"):
+            wrapped = trainer.strategy._lightning_optimizers[0]
+            run(module, "optimizer_step", trainer.current_epoch, step, wrapped, closure)
+        else:
+            self._step(optimizer, closure)
+        if outputs is None:
+            raise ConfigurationError(
+                f"{type(module).__name__}.optimizer_step did not call the closure it was given, "
+                "which computes the loss. HINT: pass it to `optimizer.step(closure=...)`, or call "
+                "it."
+            )
+        self._stepped()
+        return outputs
+
+    def _stepped(self) -> None:
+        self.trainer.global_step += 1
+
+    def _step(self, optimizer: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Do what an optimiser's `step` with this closure does."""
+
+        def with_hooks() -> Any:
+            result = closure()
+            self._after_backward(optimizer)
+            return result
+
+        if self.direct:
+            result = with_hooks()
+            scale = self.optimizer.gradient_scale()
+            self.gradients = scaled(gradients_in(self.parameters), scale)
+            return result
+        project = None if self.objective is None else self.objective.project
+        return self.optimizer.run(optimizer, with_hooks, project, **kwargs)
+
+    def _after_backward(self, optimizer: Any) -> None:
+        module = self.module
+        call(module, "on_before_optimizer_step", optimizer)
+        if self.automatic and is_overridden(module, "configure_gradient_clipping"):
+            none = {"gradient_clip_val": None, "gradient_clip_algorithm": None}
+            run(module, "configure_gradient_clipping", optimizer, **none)
+        if self.objective is not None:
+            changed = self.objective.gradients(gradients_in(self.parameters))
+            for name, parameter in self.parameters.items():
+                parameter.grad = changed[name]
+
+    def _step_schedulers(self, interval: str, index: int, *, plateau: bool) -> None:
+        if not self.automatic or self.direct:
+            return
+        for config in self.optimizer.schedulers:
+            due = config.interval == interval and (index + 1) % config.frequency == 0
+            if not due or config.reduce_on_plateau != plateau:
+                continue
+            metric = None
+            if plateau:
+                metrics = self.trainer.callback_metrics
+                metric = metrics.get(config.monitor or "")
+                if metric is None and not config.strict:
+                    continue
+                if metric is None:
+                    raise ConfigurationError(
+                        f"The scheduler of {type(self.module).__name__} watches "
+                        f"{config.monitor!r}, but local training logged {sorted(metrics)}. HINT: "
+                        "log it in `training_step`, or watch what is logged."
+                    )
+            if is_overridden(self.module, "lr_scheduler_step"):
+                run(self.module, "lr_scheduler_step", config.scheduler, metric)
+            elif metric is None:
+                config.scheduler.step()
+            else:
+                config.scheduler.step(metric)

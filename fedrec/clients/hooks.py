@@ -1,0 +1,254 @@
+"""Which of Lightning's hooks local training calls, and what it does about the others."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fedrec.exceptions import ConfigurationError, FedrecWarning
+
+if TYPE_CHECKING:
+    from fedrec.clients.trainer import LocalTrainer
+
+__all__ = [
+    "CALLED",
+    "CALLED_ONCE",
+    "DATAMODULE_HOOKS",
+    "MODULE_HOOKS",
+    "NOT_CALLED",
+    "REFUSED",
+    "WARNED",
+    "call",
+    "check_datamodule",
+    "check_hooks",
+    "is_overridden",
+    "lightning_class",
+    "lightning_optimizer",
+    "needs_sequential",
+    "package_of",
+    "run",
+    "unwrapped",
+]
+
+CALLED = "called"
+CALLED_ONCE = "called once, when the federation is made"
+NOT_CALLED = "not called"
+WARNED = "not called, with a warning"
+REFUSED = "refused"
+
+# Every hook of a LightningModule, and what is done where a module overrides it.
+MODULE_HOOKS: dict[str, str] = {
+    "prepare_data": CALLED_ONCE,
+    "setup": CALLED_ONCE,
+    "configure_model": CALLED_ONCE,
+    "configure_optimizers": CALLED,
+    "on_fit_start": CALLED,
+    "on_train_start": CALLED,
+    "on_train_epoch_start": CALLED,
+    "on_before_batch_transfer": CALLED,
+    "transfer_batch_to_device": CALLED,
+    "on_after_batch_transfer": CALLED,
+    "on_train_batch_start": CALLED,
+    "optimizer_step": CALLED,
+    "training_step": CALLED,
+    "forward": CALLED,
+    "on_before_zero_grad": CALLED,
+    "optimizer_zero_grad": CALLED,
+    "on_before_backward": CALLED,
+    "backward": CALLED,
+    "on_after_backward": CALLED,
+    "on_before_optimizer_step": CALLED,
+    "configure_gradient_clipping": CALLED,
+    "lr_scheduler_step": CALLED,
+    "on_train_batch_end": CALLED,
+    "on_train_epoch_end": CALLED,
+    "on_train_end": CALLED,
+    "on_fit_end": CALLED,
+    "on_save_checkpoint": CALLED,
+    "on_load_checkpoint": CALLED,
+    "teardown": WARNED,
+    "train_dataloader": WARNED,
+    "val_dataloader": WARNED,
+    "test_dataloader": WARNED,
+    "predict_dataloader": WARNED,
+    "configure_callbacks": REFUSED,
+    "configure_sharded_model": REFUSED,
+    **{
+        name: NOT_CALLED
+        for stage in ("validation", "test", "predict")
+        for name in (
+            f"{stage}_step",
+            f"on_{stage}_start",
+            f"on_{stage}_end",
+            f"on_{stage}_epoch_start",
+            f"on_{stage}_epoch_end",
+            f"on_{stage}_batch_start",
+            f"on_{stage}_batch_end",
+            f"on_{stage}_model_eval",
+        )
+    },
+    "on_validation_model_zero_grad": NOT_CALLED,
+    "on_validation_model_train": NOT_CALLED,
+    "on_test_model_train": NOT_CALLED,
+}
+
+# The same for a LightningDataModule whose data are split over clients.
+DATAMODULE_HOOKS: dict[str, str] = {
+    "prepare_data": CALLED_ONCE,
+    "setup": CALLED_ONCE,
+    "train_dataloader": CALLED_ONCE,
+    "test_dataloader": CALLED_ONCE,
+    "on_before_batch_transfer": REFUSED,
+    "transfer_batch_to_device": REFUSED,
+    "on_after_batch_transfer": REFUSED,
+    "val_dataloader": CALLED_ONCE,
+    "predict_dataloader": NOT_CALLED,
+    "teardown": NOT_CALLED,
+    "on_exception": NOT_CALLED,
+    "state_dict": NOT_CALLED,
+    "load_state_dict": NOT_CALLED,
+}
+
+_INSTEAD = {
+    "configure_callbacks": "do what the callbacks do in hooks of the module, and leave it out.",
+    "configure_sharded_model": "name it `configure_model`.",
+}
+# What every way of computing a cohort calls.
+_EVERYWHERE = (
+    "configure_optimizers",
+    "training_step",
+    "forward",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+)
+
+
+def lightning_class(value: object, name: str = "LightningModule") -> type | None:
+    """Return Lightning's class that this object is of, from whichever of its packages."""
+    roots = ("pytorch_lightning.core.", "lightning.pytorch.core.")
+    for one in type(value).__mro__:
+        if one.__name__ == name and one.__module__.startswith(roots):
+            return one
+    return None
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the LightningModule in what `torch.compile` made of one, as Lightning does."""
+    inner = getattr(module, "_modules", {}).get("_orig_mod")
+    if inner is None or lightning_class(inner) is None:
+        return module
+    if inner._compiler_ctx is None:
+        package = package_of(inner)
+        importlib.import_module(f"{package}.utilities.compile").from_compiled(module)
+    return inner
+
+
+def package_of(module: nn.Module) -> str:
+    """Return the package that the module's LightningModule is of."""
+    found = lightning_class(module)
+    return "pytorch_lightning" if found is None else found.__module__.partition(".core.")[0]
+
+
+def lightning_optimizer(module: nn.Module) -> Any:
+    """Return the class that Lightning wraps optimizers of this module in."""
+    return importlib.import_module(f"{package_of(module)}.core.optimizer").LightningOptimizer
+
+
+def is_overridden(module: Any, name: str, base: str = "LightningModule") -> bool:
+    """Whether a class, or the object itself, has its own version of one of Lightning's methods."""
+    own = getattr(type(module), name, None)
+    found = lightning_class(module, base)
+    inherited = None if found is None else getattr(found, name, None)
+    return own is not inherited or name in vars(module)
+
+
+def call(module: Any, name: str, *args: Any) -> Any:
+    """Call a hook that does nothing unless it is overridden."""
+    return run(module, name, *args) if is_overridden(module, name) else None
+
+
+def run(module: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a hook; `self.log` learns from where."""
+    state = vars(module)
+    before = state.get("_current_fx_name")
+    state["_current_fx_name"] = name
+    try:
+        return getattr(module, name)(*args, **kwargs)
+    finally:
+        state["_current_fx_name"] = before
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Refuse, or warn of, what the module overrides and local training does not call.
+
+    Raises:
+        ConfigurationError: If the module relies on what local training does not have.
+    """
+    name = type(module).__name__
+    overridden = {hook: how for hook, how in MODULE_HOOKS.items() if is_overridden(module, hook)}
+    for hook, how in overridden.items():
+        if how == REFUSED:
+            raise ConfigurationError(
+                f"{name} overrides `{hook}`, which local training does not call. "
+                f"HINT: {_INSTEAD[hook]}"
+            )
+    ignored = [f"`{hook}`" for hook, how in overridden.items() if how == WARNED]
+    if ignored:
+        warnings.warn(
+            f"Local training does not call {', '.join(ignored)} of {name}: data come from the "
+            "clients and the federation, and a module is set up once for all rounds.",
+            FedrecWarning,
+            stacklevel=3,
+        )
+
+
+def check_datamodule(datamodule: object) -> None:
+    """Refuse a data module that changes batches, which only its own loaders would do.
+
+    Raises:
+        ConfigurationError: If it overrides such a hook.
+    """
+    for hook, how in DATAMODULE_HOOKS.items():
+        if how == REFUSED and is_overridden(datamodule, hook, "LightningDataModule"):
+            raise ConfigurationError(
+                f"{type(datamodule).__name__} overrides `{hook}`, but clients train on its data "
+                "sets, not on its batches. HINT: override it in the LightningModule."
+            )
+
+
+def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | None:
+    """Say why clients with this module can only be trained one by one, or `None`.
+
+    That is so where something happens between the batches of a client that training many clients
+    at once leaves out.
+
+    Args:
+        module: The LightningModule that they train; it is left as it was.
+        trainer: What its `configure_optimizers` sees as `self.trainer`; `None` for one of a single
+            batch.
+    """
+    from fedrec.clients.optimizer import LocalOptimizer
+    from fedrec.clients.state import state_of
+    from fedrec.clients.trainer import LocalTrainer
+
+    name = type(module).__name__
+    for hook, how in MODULE_HOOKS.items():
+        if how == CALLED and hook not in _EVERYWHERE and is_overridden(module, hook):
+            return f"{name} overrides `{hook}`"
+    if not getattr(module, "automatic_optimization", True):
+        return f"{name} uses manual optimization"
+    if vars(module).get("_compiler_ctx") is not None:
+        return f"{name} is compiled"
+    state = state_of(module)
+    with (trainer or LocalTrainer(module)).attached():
+        optimizer = LocalOptimizer(module, local_lr=1.0)
+    state.restore()
+    if len(optimizer.optimizers) > 1:
+        return f"{name} has several optimizers"
+    if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in optimizer.schedulers):
+        return f"{name} has a scheduler that watches a metric"
+    return None

@@ -1,0 +1,95 @@
+"""What is done with a module once, before its parameters are counted."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
+
+from fedrec.clients.hooks import call, check_hooks, lightning_class
+from fedrec.clients.local import batch_of, output_of
+from fedrec.clients.trainer import LocalTrainer, warn_of_unknown_attributes
+from fedrec.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedrec.clients.lightning import LightningClient
+
+__all__ = ["prepare"]
+
+
+def prepare(module: Any, client: LightningClient | None = None) -> None:
+    """Check the module, let it set itself up, and give lazy layers their shapes.
+
+    Args:
+        module: A LightningModule; any other is left alone.
+        client: Who trains it, if anybody does.
+
+    Raises:
+        ConfigurationError: If local training cannot do what the module relies on.
+    """
+    if lightning_class(module) is None:
+        return
+    trainer = LocalTrainer(module)
+    if client is not None:
+        check_hooks(module)
+        warn_of_unknown_attributes(module)
+        trainer = client.local_trainer(module)
+    with trainer.attached():
+        call(module, "prepare_data")
+        call(module, "setup", "fit")
+        call(module, "configure_model")
+    if client is not None and any(is_lazy(tensor) for tensor in _tensors(module).values()):
+        _materialize(module, client)
+
+
+def _tensors(module: nn.Module) -> dict[str, Any]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _materialize(module: Any, client: LightningClient) -> None:
+    """Give lazy layers the shapes that a batch of the client's data gives those of a copy."""
+    make: Any = UninitializedBuffer  # which torch cannot copy
+    unmade = [b for b in module.buffers() if is_lazy(b)]
+    memo = {id(b): make(device=b.device, dtype=b.dtype) for b in unmade}
+    copied = copy.deepcopy(module, memo).eval()
+    size = min(client.batch_size or client.num_samples, client.num_samples)
+    with client.local_trainer(copied).attached(), torch.no_grad():
+        batch = batch_of(client, copied, np.arange(size), torch.device("cpu"))
+        try:
+            output_of(copied, batch, 0)
+        except Exception as error:
+            raise ConfigurationError(
+                f"The lazy layers of {type(module).__name__} have no shapes yet, and its "
+                f"`training_step` fails on a batch ({type(error).__name__}: {error}). HINT: call "
+                "the module once on a batch before you hand it over."
+            ) from error
+    made = _tensors(copied)
+    with torch.no_grad():
+        for name, tensor in _tensors(module).items():
+            if is_lazy(tensor):
+                if is_lazy(made[name]):
+                    raise ConfigurationError(
+                        f"`{name}` of {type(module).__name__} is lazy, and `training_step` does "
+                        "not use it. HINT: remove its layer, or give it a size."
+                    )
+                tensor.materialize(made[name].shape)
+                tensor.copy_(made[name])
+    for layer, done in zip(module.modules(), copied.modules(), strict=True):
+        if type(layer) is not type(done):
+            _become(layer, done)
+
+
+def _become(layer: Any, done: nn.Module) -> None:
+    """Make a lazy layer, whose tensors have their shapes, the layer it stands for."""
+    layer._initialize_hook.remove()
+    layer._load_hook.remove()
+    del layer._initialize_hook, layer._load_hook
+    mode = layer.training
+    layer.__class__ = type(done)
+    plain = (bool, int, float, str, tuple)  # sizes, as `in_features`
+    vars(layer).update({k: v for k, v in vars(done).items() if isinstance(v, plain)})
+    layer.training = mode
