@@ -23,7 +23,7 @@ from fedrec.clients.batches import CollateFn, failures_explained, take
 from fedrec.clients.hooks import lightning_class
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import changes_batches, transferred
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.federation import Federation
@@ -101,7 +101,8 @@ def evaluate(
     attack: Attack | None,
     buffers: Tensor | None,
     device: torch.device,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, Metric],
+    can_do_without: bool,
 ) -> dict[str, float | None]:
     """Compute test error rate, for a targeted attack its success rate, and metrics.
 
@@ -113,16 +114,17 @@ def evaluate(
         buffers: Averaged buffers, shape $(b,)$, or `None`.
         device: Where to compute.
         metrics: What else to compute, by name.
+        can_do_without: Whether the error rate may be undefined.
 
     Returns:
         `{"ter": ..., "asr": ..., <metrics>}`, the first two fractions in [0, 1]; `asr` is `None`
-        where it is undefined, `ter` too if there are `metrics`, and a metric that is not finite.
+        where it is undefined, `ter` too where it may be, and a metric that is not finite.
 
     Raises:
         ConfigurationError: If the test data are no pairs, or what is asked for is not defined for
             this model and data.
     """
-    rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics or {}, device)
+    rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
     with _testing(federation, global_weights, buffers) as module:
         for x, y in _batches(dataset, device, _collate_fn(federation)):
             inputs, labels = _as_given(module, x, y)
@@ -139,6 +141,7 @@ def check_evaluation(
     attack: Attack | None,
     device: torch.device,
     metrics: Mapping[str, Metric],
+    can_do_without: bool,
 ) -> None:
     """Refuse what cannot be tested before anything is trained, from a batch of the test data.
 
@@ -147,6 +150,7 @@ def check_evaluation(
         attack: As in `evaluate`.
         device: Where to compute.
         metrics: As in `evaluate`.
+        can_do_without: As in `evaluate`.
 
     Raises:
         ConfigurationError: As in `evaluate`.
@@ -156,7 +160,7 @@ def check_evaluation(
         return
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(expected("test_dataset", "None, or to have samples", "no sample"))
-    rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics, device)
+    rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
     with _testing(federation, None, None) as module:
         x, y = next(_batches(dataset, device, _collate_fn(federation)))
         inputs, labels = _as_given(module, x, y)
@@ -370,7 +374,7 @@ def _testing(
     Whatever is drawn from the global generators meanwhile is the same each time.
     """
     module, layout = federation.module, federation.layout
-    state, weights = ModuleState(module), layout.flatten(module)
+    state, weights = state_of(module), layout.flatten(module)
     on_cuda = weights.device.type == "cuda"
     with isolate_rng(include_cuda=on_cuda):
         torch.default_generator.manual_seed(0)

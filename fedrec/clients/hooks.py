@@ -232,7 +232,7 @@ def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | 
             batch.
     """
     from fedrec.clients.optimizer import LocalOptimizer
-    from fedrec.clients.state import ModuleState
+    from fedrec.clients.state import state_of
     from fedrec.clients.trainer import LocalTrainer
 
     name = type(module).__name__
@@ -243,7 +243,7 @@ def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | 
         return f"{name} uses manual optimization"
     if vars(module).get("_compiler_ctx") is not None:
         return f"{name} is compiled"
-    state = ModuleState(module)
+    state = state_of(module)
     with (trainer or LocalTrainer(module)).attached():
         optimizer = LocalOptimizer(module, local_lr=1.0)
     state.restore()

@@ -22,11 +22,12 @@ from fedrec.clients.batches import (
     num_batches,
     take,
 )
+from fedrec.clients.buffers import buffers_after
 from fedrec.clients.fit import LocalFit
 from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
 from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
@@ -233,7 +234,7 @@ class LightningClient(Client):
             layout.load_buffers(module, ctx.buffers)
         work = ctx.work
         trainer = self.local_trainer(module, ctx)
-        state = ModuleState(module)
+        state = state_of(module)
         try:
             with (
                 random_numbers(ctx, self.client_id),
@@ -246,7 +247,7 @@ class LightningClient(Client):
                 total = fit.run(batches, layout.unflatten(global_weights))
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}
-            buffers = layout.buffers(module) if ctx.buffers is not None else None
+            buffers = buffers_after(module, ctx, state)
         finally:
             clear_gradients(module)
             state.restore()

@@ -69,6 +69,8 @@ def run(module: nn.Module, dataset: Dataset[Any]) -> dict[str, float | None]:
         attack=None,
         buffers=None,
         device=torch.device("cpu"),
+        metrics={},
+        can_do_without=False,
     )
 
 
