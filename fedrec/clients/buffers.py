@@ -33,8 +33,8 @@ def buffers_after(module: nn.Module, ctx: RoundContext, state: ModuleState) -> T
         changed = [name for name in state.changes() if name in others]
         if changed:
             raise ConfigurationError(
-                f"Training changed buffers of {type(module).__name__} in round {ctx.round} which are "
-                f"not averaged, so that it would be lost: {', '.join(f'`{n}`' for n in changed)}. "
+                f"Training changed buffers of {type(module).__name__} in round {ctx.round} which "
+                f"are not averaged, so that it would be lost: {', '.join(f'`{n}`' for n in changed)}. "
                 "Those that one client changes in its first local trainings are found before the "
                 "first round. HINT: change them in every local training and pass "
                 '`buffers="average"`, or in none.'

@@ -332,6 +332,8 @@ def test_hooks_that_change_batches_do_so_in_testing_too() -> None:
         attack=None,
         buffers=None,
         device=torch.device("cpu"),
+        metrics={},
+        can_do_without=False,
     )
     assert found["ter"] == 0.25
     assert module._trainer is None
