@@ -34,7 +34,8 @@ def buffers_after(module: nn.Module, ctx: RoundContext, state: ModuleState) -> T
         if changed:
             raise ConfigurationError(
                 f"Training changed buffers of {type(module).__name__} in round {ctx.round} which "
-                f"are not averaged, so that it would be lost: {', '.join(f'`{n}`' for n in changed)}. "
+                "are not averaged, so that it would be lost: "
+                f"{', '.join(f'`{n}`' for n in changed)}. "
                 "Those that one client changes in its first local trainings are found before the "
                 "first round. HINT: change them in every local training and pass "
                 '`buffers="average"`, or in none.'
