@@ -9,6 +9,7 @@ import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from torchmetrics import Metric, MetricCollection
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
 from fedrec.clients.lightning import LightningClient
+from fedrec.clients.local import transferred
 from fedrec.clients.state import ModuleState
+from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.federation import Federation
 from fedrec.metrics import AttackSuccessRate, TestErrorRate
@@ -122,8 +125,8 @@ def evaluate(
             this model and data.
     """
     rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
-    with _testing(federation, global_weights, buffers) as module:
-        for x, y in _batches(dataset, device, _collate_fn(federation)):
+    with _testing(federation, global_weights, buffers, device) as module:
+        for x, y in _batches(federation, dataset, device):
             preds = _predicted(module, x)
             rates.update(module, x, preds, y)
             others.update(preds, y)
@@ -157,8 +160,8 @@ def check_evaluation(
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(expected("test_dataset", "None, or to have samples", "no sample"))
     rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
-    with _testing(federation, None, None) as module:
-        x, y = next(_batches(dataset, device, _collate_fn(federation)))
+    with _testing(federation, None, None, device) as module:
+        x, y = next(_batches(federation, dataset, device))
         preds = _predicted(module, x)
         rates.update(module, x, preds, y)
         others.update(preds, y)
@@ -195,9 +198,9 @@ def evaluate_metrics(
     shown = [*((dataset, True) for dataset in members if found.ask_members)]
     if federation.test_dataset is not None:
         shown.append((federation.test_dataset, False))
-    with _testing(federation, global_weights, buffers) as module:
+    with _testing(federation, global_weights, buffers, device) as module:
         for dataset, member in shown:
-            for x, y in _batches(dataset, device, _collate_fn(federation)):
+            for x, y in _batches(federation, dataset, device):
                 found.update(_predicted(module, x), y, member)
     return dict(found.compute())
 
@@ -333,12 +336,14 @@ def _collate_fn(federation: Federation) -> CollateFn | None:
 
 
 def _batches(
-    dataset: Dataset[Any], device: torch.device, collate_fn: CollateFn | None
+    federation: Federation, dataset: Dataset[Any], device: torch.device
 ) -> Iterator[tuple[Any, Tensor]]:
+    collate_fn = _collate_fn(federation)
     total = len(dataset)  # type: ignore[arg-type]
     for start in range(0, total, _BATCH):
         index = np.arange(start, min(start + _BATCH, total))
-        batch = take(dataset, index, device, collate_fn, "the test data")
+        read = partial(take, dataset, index, collate_fn=collate_fn, owner="the test data")
+        batch = transferred(federation.module, read, device)
         pair = isinstance(batch, list | tuple) and len(batch) == 2
         if not pair or not isinstance(batch[1], Tensor):
             size = f" of {len(batch)}" if isinstance(batch, list | tuple | dict) else ""
@@ -352,7 +357,10 @@ def _batches(
 
 @contextmanager
 def _testing(
-    federation: Federation, global_weights: Tensor | None, buffers: Tensor | None
+    federation: Federation,
+    global_weights: Tensor | None,
+    buffers: Tensor | None,
+    device: torch.device,
 ) -> Iterator[nn.Module]:
     """Give the federation's module these weights, ready to predict; leave no trace of it.
 
@@ -373,7 +381,10 @@ def _testing(
             if buffers is not None:
                 layout.load_buffers(module, buffers)
             module.eval()
-            with torch.no_grad():
+            # What hooks ask `self.trainer` for, before they augment a batch.
+            trainer = LocalTrainer(module, device=device)
+            trainer.training, trainer.testing, trainer.evaluating = False, True, True
+            with torch.no_grad(), trainer.attached():
                 yield module
         finally:
             layout.load(module, weights)

@@ -309,3 +309,15 @@ def test_types_that_the_model_cannot_take() -> None:
     made = Federation([client], module, test_dataset=TensorDataset(X.double(), Y))
     with pytest.raises(ConfigurationError, match=r"the test data, .* \[float64 of shape \(2,\)\]"):
         loop().test(made, torch.zeros(4))
+
+
+def test_hooks_of_the_module_change_test_batches_too() -> None:
+    class Hooked(Fixed):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            assert not self.trainer.training
+            return -batch[0], batch[1]
+
+    module = Hooked(same)
+    client = LightningClient("a", module, TensorDataset(torch.zeros(2, 1)))
+    made = Federation([client], module, test_dataset=TensorDataset(LOGITS, BINARY))
+    assert loop().test(made, torch.zeros(1))["ter"] == pytest.approx(0.6)
