@@ -8,8 +8,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
+from fedrec.clients.hooks import lightning_class
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import transferred
-from fedrec.clients.state import ModuleState
+from fedrec.clients.local import changes_batches, transferred
+from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.federation import Federation
@@ -125,11 +125,12 @@ def evaluate(
             this model and data.
     """
     rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
-    with _testing(federation, global_weights, buffers, device) as module:
-        for x, y in _batches(federation, dataset, device):
-            preds = _predicted(module, x)
-            rates.update(module, x, preds, y)
-            others.update(preds, y)
+    with _testing(federation, global_weights, buffers) as module:
+        for x, y in _batches(dataset, device, _collate_fn(federation)):
+            inputs, labels = _as_given(module, x, y)
+            preds = _predicted(module, inputs)
+            rates.update(module, x, preds, labels)
+            others.update(preds, labels)
     found = {name: value if math.isfinite(value) else None for name, value in others.compute()}
     return {**rates.compute(type(federation.module).__name__), **found}
 
@@ -160,11 +161,12 @@ def check_evaluation(
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(expected("test_dataset", "None, or to have samples", "no sample"))
     rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
-    with _testing(federation, None, None, device) as module:
-        x, y = next(_batches(federation, dataset, device))
-        preds = _predicted(module, x)
-        rates.update(module, x, preds, y)
-        others.update(preds, y)
+    with _testing(federation, None, None) as module:
+        x, y = next(_batches(dataset, device, _collate_fn(federation)))
+        inputs, labels = _as_given(module, x, y)
+        preds = _predicted(module, inputs)
+        rates.update(module, x, preds, labels)
+        others.update(preds, labels)
 
 
 def evaluate_metrics(
@@ -198,10 +200,11 @@ def evaluate_metrics(
     shown = [*((dataset, True) for dataset in members if found.ask_members)]
     if federation.test_dataset is not None:
         shown.append((federation.test_dataset, False))
-    with _testing(federation, global_weights, buffers, device) as module:
+    with _testing(federation, global_weights, buffers) as module:
         for dataset, member in shown:
-            for x, y in _batches(federation, dataset, device):
-                found.update(_predicted(module, x), y, member)
+            for x, y in _batches(dataset, device, _collate_fn(federation)):
+                inputs, labels = _as_given(module, x, y)
+                found.update(_predicted(module, inputs), labels, member)
     return dict(found.compute())
 
 
@@ -244,7 +247,8 @@ class _Rates:
                     f"of the test data are of type {type(x).__name__}. HINT: let the data set give "
                     "tensors."
                 )
-            self.asr.update(module(self.attack.trigger(x)), y)
+            inputs, labels = _as_given(module, self.attack.trigger(x), y)
+            self.asr.update(module(inputs), labels)
 
     def _watch(self, preds: Tensor, y: Tensor) -> None:
         if not has_one_logit_each(preds, y) or not len(preds):
@@ -336,14 +340,12 @@ def _collate_fn(federation: Federation) -> CollateFn | None:
 
 
 def _batches(
-    federation: Federation, dataset: Dataset[Any], device: torch.device
+    dataset: Dataset[Any], device: torch.device, collate_fn: CollateFn | None
 ) -> Iterator[tuple[Any, Tensor]]:
-    collate_fn = _collate_fn(federation)
     total = len(dataset)  # type: ignore[arg-type]
     for start in range(0, total, _BATCH):
         index = np.arange(start, min(start + _BATCH, total))
-        read = partial(take, dataset, index, collate_fn=collate_fn, owner="the test data")
-        batch = transferred(federation.module, read, device)
+        batch = take(dataset, index, device, collate_fn, "the test data")
         pair = isinstance(batch, list | tuple) and len(batch) == 2
         if not pair or not isinstance(batch[1], Tensor):
             size = f" of {len(batch)}" if isinstance(batch, list | tuple | dict) else ""
@@ -355,19 +357,24 @@ def _batches(
         yield batch[0], batch[1]
 
 
+def _as_given(module: nn.Module, x: Any, y: Tensor) -> tuple[Any, Tensor]:
+    """Return inputs and labels as the module's hooks make them of a batch."""
+    if lightning_class(module) is None or not changes_batches(module):
+        return x, y
+    inputs, labels = transferred(module, [x, y], y.device)
+    return inputs, labels
+
+
 @contextmanager
 def _testing(
-    federation: Federation,
-    global_weights: Tensor | None,
-    buffers: Tensor | None,
-    device: torch.device,
+    federation: Federation, global_weights: Tensor | None, buffers: Tensor | None
 ) -> Iterator[nn.Module]:
     """Give the federation's module these weights, ready to predict; leave no trace of it.
 
     Whatever is drawn from the global generators meanwhile is the same each time.
     """
     module, layout = federation.module, federation.layout
-    state, weights = ModuleState(module), layout.flatten(module)
+    state, weights = state_of(module), layout.flatten(module)
     on_cuda = weights.device.type == "cuda"
     with isolate_rng(include_cuda=on_cuda):
         torch.default_generator.manual_seed(0)
@@ -381,11 +388,17 @@ def _testing(
             if buffers is not None:
                 layout.load_buffers(module, buffers)
             module.eval()
-            # What hooks ask `self.trainer` for, before they augment a batch.
-            trainer = LocalTrainer(module, device=device)
-            trainer.training, trainer.testing, trainer.evaluating = False, True, True
-            with torch.no_grad(), trainer.attached():
+            with torch.no_grad(), _trainer(module):
                 yield module
         finally:
             layout.load(module, weights)
             state.restore()
+
+
+def _trainer(module: nn.Module) -> AbstractContextManager[Any]:
+    """Give a LightningModule a trainer that tests it."""
+    if lightning_class(module) is None:
+        return nullcontext()
+    trainer = LocalTrainer(module)
+    trainer.training, trainer.testing, trainer.evaluating = False, True, True
+    return trainer.attached()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = [
     "LogMeans",
     "batch_of",
     "capture_logs",
+    "changes_batches",
     "clear_gradients",
     "generators_restored",
     "gradients_in",
@@ -59,20 +60,18 @@ def batch_of(
     client: LightningClient, module: Any, indices: np.ndarray, device: torch.device
 ) -> Any:
     """Return the batch of these samples on the device, as the module's hooks make of it."""
-    return transferred(module, partial(client.read, indices), device)
+    if not changes_batches(module):
+        return client.read(indices, device)
+    return transferred(module, client.read(indices, torch.device("cpu")), device)
 
 
-def transferred(module: Any, read: Callable[[torch.device], Any], device: torch.device) -> Any:
-    """Read a batch and move it to the device as Lightning does, with the module's hooks.
+def changes_batches(module: Any) -> bool:
+    """Whether hooks of the module make something of batches before it gets them."""
+    return any(is_overridden(module, hook) for hook in _TRANSFERS)
 
-    Args:
-        module: The module that it is for.
-        read: Gives the batch on the device that it is called with.
-        device: Where the batch is needed.
-    """
-    if not any(is_overridden(module, hook) for hook in _TRANSFERS):
-        return read(device)
-    batch = read(torch.device("cpu"))
+
+def transferred(module: Any, batch: Any, device: torch.device) -> Any:
+    """Move a batch to the device as Lightning does, with the module's hooks."""
     if is_overridden(module, "on_before_batch_transfer"):
         batch = run(module, "on_before_batch_transfer", batch, 0)
     batch = run(module, "transfer_batch_to_device", batch, device, 0)

@@ -17,7 +17,7 @@ from fedrec.clients.hooks import needs_sequential
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import LogMeans
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
 from fedrec.executors.batches import CannotJoinError, ClientData
@@ -131,8 +131,7 @@ class VectorizedExecutor(Executor):
         else:
             lightning = [c for c in clients if isinstance(c, LightningClient)]
             module = lightning[0].module
-            self._data = ClientData(lightning, ctx.device)
-            self._state = ModuleState(module)
+            self._data, self._state = ClientData(lightning, ctx.device), state_of(module)
             with lightning[0].local_trainer(module, ctx).attached():
                 optimizer = LocalOptimizer(module, lightning[0].local_lr)
             self._state.restore()
@@ -202,11 +201,12 @@ class VectorizedExecutor(Executor):
             return None
         updates = torch.empty(len(clients), global_weights.numel(), device=ctx.device)
         logs = LogMeans()
-        if self._state.has_changed:  # between rounds, by a callback for instance
-            self._state = ModuleState(cohort.module)
-            if any(self._choices[direct].path != "loop" for direct in kinds):
-                refuse_hooks(cohort.module)
-        with traceless(self._state):
+        # It may have changed between rounds, by a callback for instance.
+        state, tried = state_of(cohort.module), self._state
+        if state is not tried and any(self._choices[direct].path != "loop" for direct in kinds):
+            refuse_hooks(cohort.module)
+        self._state = state
+        with traceless(state):
             for direct, rows in kinds.items():
                 choice = self._choices[direct]
                 try:
