@@ -99,6 +99,8 @@ class ModuleState:
 
     def restore(self) -> None:
         """Put everything back."""
+        if not self.has_changed:
+            return
         for part in self._parts:
             part.restore()
 

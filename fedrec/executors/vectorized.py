@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_int
 from fedrec.clients.base import Client
+from fedrec.clients.batches import is_plain
 from fedrec.clients.hooks import needs_sequential
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import LogMeans
+from fedrec.clients.local import LogMeans, capture_logs, gradients_of, scaled
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import state_of
 from fedrec.exceptions import FedrecWarning
@@ -24,7 +25,6 @@ from fedrec.executors.batches import CannotJoinError, ClientData
 from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
-from fedrec.executors.tight_loop import train_in_a_loop
 from fedrec.executors.watch import refuse_hooks, traceless
 from fedrec.parameters import keeps_running_statistics
 from fedrec.random import reused_generator, torch_generator
@@ -277,16 +277,26 @@ class VectorizedExecutor(Executor):
 
     def _alone(self, client: Client, global_weights: Tensor, ctx: RoundContext) -> Tensor | None:
         """Return a client's update, computed sequentially; `None` if it is unusable."""
-        choice, data = self._choices.get(True), self._data
+        choice = self._choices.get(True)
         together = choice is not None and choice.path != "loop"
-        if together and data is not None and isinstance(client, LightningClient):
-            cohort = self._cohort(data, [client], global_weights, ctx)
-            if True in self._kinds(cohort):  # the same bits as below, in less time
-                updates = torch.empty(1, global_weights.numel(), device=ctx.device)
-                train_in_a_loop(cohort, updates, LogMeans())
-                return updates[0]
-        sent = self._sequential.compute([client], global_weights, ctx)
-        return sent.updates[0] if sent.client_ids else None
+        if (
+            not together
+            or not isinstance(client, LightningClient)
+            or not is_plain(client.dataset, client.collate_fn)
+            or client.num_local_steps(ctx) > 1
+        ):
+            sent = self._sequential.compute([client], global_weights, ctx)
+            return sent.updates[0] if sent.client_ids else None
+        # The same in less time, since nothing draws random numbers: the watch has just seen it.
+        module, layout = client.module, ctx.layout
+        layout.load(module, global_weights)
+        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        with capture_logs(module, 1), torch.enable_grad():
+            batch = client.read(client.batches(ctx)[0], ctx.device)
+            gradients = gradients_of(module, parameters, batch, 0, ctx)
+        if gradients is None:
+            return torch.zeros_like(global_weights)
+        return layout.flatten_dict(scaled(gradients, self._scale), torch.empty_like(global_weights))
 
     def _depart(
         self,
