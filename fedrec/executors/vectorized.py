@@ -260,9 +260,9 @@ class VectorizedExecutor(Executor):
         alone = self._alone(client, global_weights, ctx)
         if alone is None:
             return math.inf
-        if not bool(alone.isfinite().all()):
+        distance, size = torch.stack([(alone - update).norm(), alone.norm()]).tolist()
+        if not math.isfinite(size):
             return 0.0 if torch.equal(update.isfinite(), alone.isfinite()) else math.inf
-        distance, size = float((alone - update).norm()), float(alone.norm())
         limit = _ROUNDING if ctx.autocast_is_off else _ROUNDING_IN_BFLOAT16
         if distance <= limit * size:
             return 0.0
@@ -270,12 +270,18 @@ class VectorizedExecutor(Executor):
         signs = torch_generator(ctx.seed, "audit", ctx.round, client.client_id)
         noise = torch.randint(2, global_weights.shape, generator=signs).mul_(2).sub_(1)
         moved = global_weights * (1 + _ROUNDED * noise.to(global_weights))
-        nearby = self._alone(client, moved, ctx)
+        nearby = self._alone(client, moved, ctx, are_loaded=False)
         if nearby is not None and distance <= _TIMES_ROUNDED * float((nearby - alone).norm()):
             return 0.0
         return distance / size if size else math.inf
 
-    def _alone(self, client: Client, global_weights: Tensor, ctx: RoundContext) -> Tensor | None:
+    def _alone(
+        self,
+        client: Client,
+        global_weights: Tensor,
+        ctx: RoundContext,
+        are_loaded: bool = True,
+    ) -> Tensor | None:
         """Return a client's update, computed sequentially; `None` if it is unusable."""
         choice = self._choices.get(True)
         together = choice is not None and choice.path != "loop"
@@ -289,7 +295,8 @@ class VectorizedExecutor(Executor):
             return sent.updates[0] if sent.client_ids else None
         # The same in less time, since nothing draws random numbers: the watch has just seen it.
         module, layout = client.module, ctx.layout
-        layout.load(module, global_weights)
+        if not are_loaded:
+            layout.load(module, global_weights)
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         with capture_logs(module, 1), torch.enable_grad():
             batch = client.read(client.batches(ctx)[0], ctx.device)
