@@ -67,17 +67,21 @@ def refuse_hooks(module: nn.Module) -> None:
 def traceless(state: ModuleState) -> Iterator[None]:
     """Refuse what would be different if clients were computed one after another.
 
-    That is what a module remembers, and what it draws from Python's and NumPy's random numbers
-    (torch's are watched by whoever computes). Both are put back.
+    That is what a module remembers, and what it draws from Python's and NumPy's random numbers, or
+    how it seeds torch's (draws from those are watched by whoever computes). All are put back.
 
     Raises:
         CannotGroupError: If something has changed.
     """
     python, legacy = random.getstate(), _legacy_state()
+    own = torch.default_generator.get_state()
     try:
         yield
     finally:
         drew = random.getstate() != python or _legacy_state() != legacy
+        if not torch.equal(torch.default_generator.get_state(), own):
+            torch.default_generator.set_state(own)
+            drew = True
         changed = state.changes() if state.has_changed else []
         if drew:
             random.setstate(python)
