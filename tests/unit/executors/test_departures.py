@@ -37,6 +37,7 @@ KINDS = {
     "own backward": "it has a backward pass of its own (ReversedBackward)",
     "penalty": "net.weight is used outside of its layer",
     "skip": "training_step returned None",
+    "logged": "it reads what it has logged",
 }
 
 
@@ -93,6 +94,9 @@ class Changing(pl.LightningModule):
         if self.kind == "position":
             each = functional.cross_entropy(logits, y, reduction="none")
             loss = (each * torch.arange(len(y))).mean()
+        if self.kind == "logged":
+            self.log("loss", loss)
+            loss = loss / self.trainer.callback_metrics.get("loss", 1.0)
         if self.kind == "gradient":
             (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
             loss = loss + gradient.square().sum()
