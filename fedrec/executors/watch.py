@@ -151,6 +151,7 @@ _ESCAPES: dict[Any, str] = {
     Tensor.numpy: _READ,
     Tensor.tolist: _READ,
     Tensor.__array__: _READ,
+    Tensor.__repr__: _READ,  # torch turns what watches it off
     Tensor.__dlpack__: _READ,
     Tensor.data_ptr: _READ,
     Tensor.untyped_storage: _READ,
@@ -286,8 +287,10 @@ class SampleWatch(TorchDispatchMode):
         """Note the new kind of a tensor that was written to, and of what shares its memory."""
         memory = x.untyped_storage().data_ptr()
         parts = self._kinds.setdefault(memory, {}) if kind is not None else self._kinds.get(memory)
-        if parts is None or parts.get(_part(x), _UNSEEN) == kind:
+        if parts is None:
             return
+        if parts.get(_part(x), _UNSEEN) == kind and not isinstance(kind, Mixed):
+            return  # what it is a part of is still of the same kind; not so if it picks samples
         for part in parts:
             parts[part] = _WRITTEN
         whole = x.numel() * x.element_size() == x.untyped_storage().nbytes()
