@@ -135,13 +135,26 @@ class EscapeWatch(TorchFunctionMode):
         why = _ESCAPES.get(func)
         if why is not None and any(self.is_watched(x) for x in flat(args)):
             raise CannotGroupError(why)
+        creates = func in _CREATIONS
+        if creates and any(self.is_watched(x) for x in _in_lists(args)):
+            raise CannotGroupError(_READ)
         result = func(*args, **(kwargs or {}))
-        if func in _CREATIONS and not isinstance(args[0], Tensor):
+        if creates and not isinstance(args[0], Tensor):
             self.created(result)
         return result
 
 
-_CREATIONS = (torch.from_numpy, torch.frombuffer, torch.as_tensor, torch.asarray, torch.tensor)
+def _in_lists(args: Any) -> Any:
+    """Yield what is in lists, whose numbers are read: torch does not say so."""
+    for values in args:
+        if isinstance(values, (list, tuple)):
+            yield from tree_leaves(values)
+
+
+_CREATIONS = (
+    *(torch.from_numpy, torch.frombuffer, torch.as_tensor, torch.asarray, torch.tensor),
+    *(Tensor.new_tensor, Tensor.new),
+)
 _HOOK = "it hooks into a gradient"
 _READ = "it reads the value of a tensor"
 _GRADIENT = "it computes a gradient itself"
@@ -151,7 +164,9 @@ _ESCAPES: dict[Any, str] = {
     Tensor.numpy: _READ,
     Tensor.tolist: _READ,
     Tensor.__array__: _READ,
-    Tensor.__repr__: _READ,  # torch turns what watches it off
+    Tensor.__repr__: _READ,  # torch turns off what watches
+    Tensor.__reduce_ex__: _READ,
+    Tensor.__deepcopy__: "it copies a tensor in a way that fedrec does not see",
     Tensor.__dlpack__: _READ,
     Tensor.data_ptr: _READ,
     Tensor.untyped_storage: _READ,

@@ -1,6 +1,7 @@
 """Random modules: an executor that is fast gives what one client after another does, or says so."""
 
 import dataclasses
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,9 +16,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import random_modules
 from random_modules import LIMIT, ROUNDS, all_features, compare, random_case, record
 
-SEEDS, CHUNK = 312, 24
+SEEDS, CHUNK = 300, 60
 # Of each chunk: cases along a path, and those that leave it in a later round.
-LEAST = {"grouped": 8, "vmap": 6, "departed": 4}
+LEAST = {"grouped": 17, "vmap": 18, "left grouped": 8, "left vmap": 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_collect():
+    """Leave what there is out of collections: they are frequent here, and a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -28,8 +38,9 @@ def test_nothing_differs(first: int) -> None:
         outcome = compare(case)
         if not outcome.is_right:
             wrong[seed] = outcome, case.plan
-        counts[outcome.path.partition(" ")[0]] += 1
-        counts["departed"] += outcome.departure is not None
+        path = outcome.path.partition(" ")[0]
+        counts[path] += 1
+        counts[f"left {path}"] += outcome.departure is not None
     assert not wrong, "\n".join(f"seed {seed}: {what}" for seed, what in wrong.items())
     # What is refused at once shows little.
     assert {name: counts[name] for name in LEAST if counts[name] < LEAST[name]} == {}

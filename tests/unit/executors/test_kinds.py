@@ -7,6 +7,8 @@ function for each client alone.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -158,6 +160,7 @@ GROUPED: dict[str, dict[str, Function]] = {
         "over entries": lambda x, y: x.sin().sum() / x.numel(),
         "sum": lambda x, y: x.sin().sum(),
         "sum over a constant": lambda x, y: x.sin().sum() / 5,
+        "over ones": lambda x, y: x.sin().sum() / torch.ones_like(each(x, y)).sum(),
         "weights that all have": lambda x, y: smooth(x) * (y >= 0).all(),
     },
     "losses": {
@@ -242,6 +245,10 @@ REFUSED: dict[str, dict[str, tuple[Function, str]]] = {
             lambda x, y: (each(x, y) * (y > 0)).sum() / (y > 0).sum(),
             "`div` of a value of the whole batch",
         ),
+        "twice the number": (
+            lambda x, y: x.sin().sum() / (2 * torch.ones_like(each(x, y))).sum(),
+            "of a number of samples",
+        ),
         "number of samples": (
             lambda x, y: smooth(x) * torch.ones_like(each(x, y)).sum(),
             "of a number of samples",
@@ -273,6 +280,10 @@ REFUSED: dict[str, dict[str, tuple[Function, str]]] = {
         "array": (lambda x, y: smooth(x) * float(np.asarray(y).max()), READ),
         "equal": (lambda x, y: smooth(x) * torch.equal(y, y.clone()), READ),
         "text": (lambda x, y: smooth(x) * len(str(y)), READ),
+        "list": (lambda x, y: smooth(x) * torch.tensor([[x[:, 0].max().detach()]]).sum(), READ),
+        "list of its own": (lambda x, y: smooth(x) * y.new_tensor([y.max()]).sum(), READ),
+        "pickled": (lambda x, y: smooth(x) * len(pickle.dumps(y)), READ),
+        "deep copy": (lambda x, y: smooth(x) * copy.deepcopy(y).max(), "does not see"),
         "unique": (lambda x, y: smooth(x) * len(y.unique()), READ),
         "drawn": (lambda x, y: smooth(x * torch.rand(5)), "it draws random numbers"),
         "dropout": (lambda x, y: smooth(F.dropout(x, 0.5)), "it draws random numbers"),
