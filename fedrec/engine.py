@@ -17,7 +17,7 @@ from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
@@ -115,9 +115,10 @@ class Engine:
         self.buffers = layout.buffers(module) if names else None
 
     def rehearse(self, global_weights: Tensor) -> list[str]:
-        """Return the buffers that training changes, in one client's local training of round 0.
+        """Return the buffers that one client's local training changes in the first two rounds.
 
-        Nothing else comes of it. Running statistics are known without.
+        Two, since some follow from weights, and change only once those have. Nothing else comes of
+        it. Running statistics are known without.
         """
         module, layout = self.federation.module, ParameterVector(self.federation.module)
         statistics, names = set(layout.buffer_names), averageable_buffers(module)
@@ -126,18 +127,22 @@ class Engine:
             return list(layout.buffer_names)
         layout.select_buffers(module, names)
         before = layout.buffers(module)
-        ctx = self.context(0, self.federation.client_ids, global_weights, lambda name, value: None)
-        state = ModuleState(client.module)
+        changed, weights = statistics, global_weights
+        state = state_of(client.module)
         try:
-            ctx = dataclasses.replace(ctx, layout=layout, buffers=before)
-            after = client.local_update(global_weights, ctx).buffers
+            for t in (0, 1):
+                ctx = self.context(t, self.federation.client_ids, weights, lambda name, value: None)
+                ctx = dataclasses.replace(ctx, layout=layout, buffers=before)
+                sent = client.local_update(weights, ctx)
+                if sent.buffers is not None:
+                    changed = changed.union(layout.changed_buffers(before, sent.buffers))
+                weights = self.apply(weights, sent.update)
         except Exception as error:
             error.add_note(f"while client {client.client_id!r} trained, before round 0")
             raise
         finally:
             state.restore()
-        changed = set() if after is None else set(layout.changed_buffers(before, after))
-        return [name for name in names if name in statistics | changed]
+        return [name for name in names if name in changed]
 
     def _poisoned(self, client: Client) -> Client:
         if self.attack is None or client.client_id not in self.malicious:

@@ -8,7 +8,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
+from fedrec.clients.hooks import lightning_class
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.state import ModuleState
+from fedrec.clients.local import changes_batches, transferred
+from fedrec.clients.state import state_of
+from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.federation import Federation
 from fedrec.metrics import AttackSuccessRate, TestErrorRate
@@ -98,7 +101,8 @@ def evaluate(
     attack: Attack | None,
     buffers: Tensor | None,
     device: torch.device,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, Metric],
+    can_do_without: bool,
 ) -> dict[str, float | None]:
     """Compute test error rate, for a targeted attack its success rate, and metrics.
 
@@ -110,21 +114,23 @@ def evaluate(
         buffers: Averaged buffers, shape $(b,)$, or `None`.
         device: Where to compute.
         metrics: What else to compute, by name.
+        can_do_without: Whether the error rate may be undefined.
 
     Returns:
         `{"ter": ..., "asr": ..., <metrics>}`, the first two fractions in [0, 1]; `asr` is `None`
-        where it is undefined, `ter` too if there are `metrics`, and a metric that is not finite.
+        where it is undefined, `ter` too where it may be, and a metric that is not finite.
 
     Raises:
         ConfigurationError: If the test data are no pairs, or what is asked for is not defined for
             this model and data.
     """
-    rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics or {}, device)
+    rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
     with _testing(federation, global_weights, buffers) as module:
         for x, y in _batches(dataset, device, _collate_fn(federation)):
-            preds = _predicted(module, x)
-            rates.update(module, x, preds, y)
-            others.update(preds, y)
+            inputs, labels = _as_given(module, x, y)
+            preds = _predicted(module, inputs)
+            rates.update(module, x, preds, labels)
+            others.update(preds, labels)
     found = {name: value if math.isfinite(value) else None for name, value in others.compute()}
     return {**rates.compute(type(federation.module).__name__), **found}
 
@@ -135,6 +141,7 @@ def check_evaluation(
     attack: Attack | None,
     device: torch.device,
     metrics: Mapping[str, Metric],
+    can_do_without: bool,
 ) -> None:
     """Refuse what cannot be tested before anything is trained, from a batch of the test data.
 
@@ -143,6 +150,7 @@ def check_evaluation(
         attack: As in `evaluate`.
         device: Where to compute.
         metrics: As in `evaluate`.
+        can_do_without: As in `evaluate`.
 
     Raises:
         ConfigurationError: As in `evaluate`.
@@ -152,12 +160,13 @@ def check_evaluation(
         return
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(expected("test_dataset", "None, or to have samples", "no sample"))
-    rates, others = _Rates(attack, device, bool(metrics)), _Metrics(metrics, device)
+    rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
     with _testing(federation, None, None) as module:
         x, y = next(_batches(dataset, device, _collate_fn(federation)))
-        preds = _predicted(module, x)
-        rates.update(module, x, preds, y)
-        others.update(preds, y)
+        inputs, labels = _as_given(module, x, y)
+        preds = _predicted(module, inputs)
+        rates.update(module, x, preds, labels)
+        others.update(preds, labels)
 
 
 def evaluate_metrics(
@@ -194,7 +203,8 @@ def evaluate_metrics(
     with _testing(federation, global_weights, buffers) as module:
         for dataset, member in shown:
             for x, y in _batches(dataset, device, _collate_fn(federation)):
-                found.update(_predicted(module, x), y, member)
+                inputs, labels = _as_given(module, x, y)
+                found.update(_predicted(module, inputs), labels, member)
     return dict(found.compute())
 
 
@@ -237,7 +247,8 @@ class _Rates:
                     f"of the test data are of type {type(x).__name__}. HINT: let the data set give "
                     "tensors."
                 )
-            self.asr.update(module(self.attack.trigger(x)), y)
+            inputs, labels = _as_given(module, self.attack.trigger(x), y)
+            self.asr.update(module(inputs), labels)
 
     def _watch(self, preds: Tensor, y: Tensor) -> None:
         if not has_one_logit_each(preds, y) or not len(preds):
@@ -346,6 +357,14 @@ def _batches(
         yield batch[0], batch[1]
 
 
+def _as_given(module: nn.Module, x: Any, y: Tensor) -> tuple[Any, Tensor]:
+    """Return inputs and labels as the module's hooks make them of a batch."""
+    if lightning_class(module) is None or not changes_batches(module):
+        return x, y
+    inputs, labels = transferred(module, [x, y], y.device)
+    return inputs, labels
+
+
 @contextmanager
 def _testing(
     federation: Federation, global_weights: Tensor | None, buffers: Tensor | None
@@ -355,7 +374,7 @@ def _testing(
     Whatever is drawn from the global generators meanwhile is the same each time.
     """
     module, layout = federation.module, federation.layout
-    state, weights = ModuleState(module), layout.flatten(module)
+    state, weights = state_of(module), layout.flatten(module)
     on_cuda = weights.device.type == "cuda"
     with isolate_rng(include_cuda=on_cuda):
         torch.default_generator.manual_seed(0)
@@ -369,8 +388,17 @@ def _testing(
             if buffers is not None:
                 layout.load_buffers(module, buffers)
             module.eval()
-            with torch.no_grad():
+            with torch.no_grad(), _trainer(module):
                 yield module
         finally:
             layout.load(module, weights)
             state.restore()
+
+
+def _trainer(module: nn.Module) -> AbstractContextManager[Any]:
+    """Give a LightningModule a trainer that tests it."""
+    if lightning_class(module) is None:
+        return nullcontext()
+    trainer = LocalTrainer(module)
+    trainer.training, trainer.testing, trainer.evaluating = False, True, True
+    return trainer.attached()

@@ -37,8 +37,11 @@ class Federation:
         test_dataset: Map-style data set of (input, label), or `None`.
         malicious: Ids of the clients an attack controls (ground truth of an experiment).
         server_data: Clean data at the server, for methods that need it.
-        buffers: What to do about layers that keep running statistics (BatchNorm): `"refuse"`, or
-            `"average"` them over the clients asked in a round, weighted by samples.
+        buffers: What to do about buffers with floating-point numbers that training changes, as the
+            running statistics of BatchNorm, or a moving average in `forward`: `"refuse"`, or
+            `"average"` them over the clients asked in a round, weighted by samples. Which those
+            are is found out before the first round, in one client's local training. All other
+            buffers stay as they are.
 
     Raises:
         ConfigurationError: If ids repeat, a malicious id is unknown, or the model has running

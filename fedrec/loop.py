@@ -136,6 +136,8 @@ class FederatedLoop:
         self.eval_every = eval_every
         self.eval_samples = eval_samples
         self.metrics = named_metrics(metrics)
+        #: Whether the test error rate may be undefined, since something else is measured.
+        self.can_do_without_ter = bool(self.metrics)
         self.default_root_dir = None if default_root_dir is None else Path(default_root_dir)
         self.seed = seed
         self.deterministic = deterministic
@@ -325,6 +327,7 @@ class FederatedLoop:
                 buffers=buffers,
                 device=device,
                 metrics=self.metrics,
+                can_do_without=self.can_do_without_ter,
             )
 
     # -- what recording and recovery use --------------------------------------------------------
@@ -408,12 +411,19 @@ class FederatedLoop:
             buffers=buffers,
             device=self.device,
             metrics=self.metrics,
+            can_do_without=self.can_do_without_ter,
         )
         return {name: value for name, value in found.items() if value is not None}
 
     def _check_evaluation(self, federation: Federation, attack: Attack | None) -> None:
         federation.module.to(self.device)
-        check_evaluation(federation, attack=attack, device=self.device, metrics=self.metrics)
+        check_evaluation(
+            federation,
+            attack=attack,
+            device=self.device,
+            metrics=self.metrics,
+            can_do_without=self.can_do_without_ter,
+        )
 
     def evaluates(self, t: int, max_rounds: int) -> bool:
         """Whether the curve has a point after round `t`."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.local import batch_of, capture_logs, generators_restored, training_step
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
 from fedrec.server_training import server_client
@@ -42,7 +42,7 @@ def server_loss(
     layout.load(module, global_weights)
     if buffers is not None:
         layout.load_buffers(module, buffers)
-    state = ModuleState(module)
+    state = state_of(module)
     total = 0.0
     try:
         module.eval()

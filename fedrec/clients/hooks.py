@@ -98,14 +98,14 @@ MODULE_HOOKS: dict[str, str] = {
 
 # The same for a LightningDataModule whose data are split over clients.
 DATAMODULE_HOOKS: dict[str, str] = {
-    "prepare_data": CALLED_ONCE,
-    "setup": CALLED_ONCE,
-    "train_dataloader": CALLED_ONCE,
-    "test_dataloader": CALLED_ONCE,
+    "prepare_data": CALLED,
+    "setup": CALLED,
+    "train_dataloader": CALLED,
+    "test_dataloader": CALLED,
+    "val_dataloader": CALLED,
     "on_before_batch_transfer": REFUSED,
     "transfer_batch_to_device": REFUSED,
     "on_after_batch_transfer": REFUSED,
-    "val_dataloader": CALLED_ONCE,
     "predict_dataloader": NOT_CALLED,
     "teardown": NOT_CALLED,
     "on_exception": NOT_CALLED,
@@ -232,7 +232,7 @@ def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | 
             batch.
     """
     from fedrec.clients.optimizer import LocalOptimizer
-    from fedrec.clients.state import ModuleState
+    from fedrec.clients.state import state_of
     from fedrec.clients.trainer import LocalTrainer
 
     name = type(module).__name__
@@ -243,7 +243,7 @@ def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | 
         return f"{name} uses manual optimization"
     if vars(module).get("_compiler_ctx") is not None:
         return f"{name} is compiled"
-    state = ModuleState(module)
+    state = state_of(module)
     with (trainer or LocalTrainer(module)).attached():
         optimizer = LocalOptimizer(module, local_lr=1.0)
     state.restore()

@@ -22,11 +22,12 @@ from fedrec.clients.batches import (
     num_batches,
     take,
 )
+from fedrec.clients.buffers import buffers_after
 from fedrec.clients.fit import LocalFit
 from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
 from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
@@ -40,20 +41,22 @@ __all__ = ["LightningClient"]
 class LightningClient(Client):
     r"""Trains a LightningModule on its own data, with its own `training_step` and optimiser.
 
-    One step of plain SGD returns the mini-batch gradient itself. Several steps, or another
-    optimiser, return what was subtracted from the weights in all, divided by `local_lr`. The
-    optimiser is fresh in every round. Learning-rate schedulers step within the round (each local
-    step with `interval="step"`, each local epoch otherwise).
+    A round of local training is to the module a `Trainer.fit` of its own: hooks, `self.trainer`,
+    schedulers and manual optimisation are what they are there, see the page on Lightning modules.
+    The client returns what was subtracted from the parameters in all, divided by `local_lr`. One
+    step of plain SGD returns the mini-batch gradient itself.
 
-    The batches of a round, and whatever torch draws during training (dropout, augmentation), are a
-    function of (seed, round, client), so a recovery replays those of the recording. As in
-    Lightning, the module trains in the `train` or `eval` mode it was handed over in. Batches are
-    what a DataLoader makes of the samples, named tuples and dicts included, moved to the device.
+    The batches of a round, and whatever training draws from torch, NumPy's global generator or
+    Python's `random` (dropout, augmentation), are a function of (seed, round, client), so a
+    recovery replays those of the recording. The module trains in the `train` or `eval` mode it was
+    handed over in, and remembers nothing of it but its parameters. Batches are what a DataLoader
+    makes of the samples, named tuples and dicts included, moved to the device.
 
     Args:
         client_id: Unique name.
         module: Any LightningModule with `training_step` and `configure_optimizers`, of either
-            package name. Clients may share one: its parameters are overwritten in each call.
+            package name, compiled or not. Clients may share one: its parameters are overwritten in
+            each call.
         dataset: Map-style data set; a `TensorDataset` is fastest.
         batch_size: Samples per batch, `min(batch_size, num_samples)` are used; `None` for the full
             batch.
@@ -231,7 +234,7 @@ class LightningClient(Client):
             layout.load_buffers(module, ctx.buffers)
         work = ctx.work
         trainer = self.local_trainer(module, ctx)
-        state = ModuleState(module)
+        state = state_of(module)
         try:
             with (
                 random_numbers(ctx, self.client_id),
@@ -244,7 +247,7 @@ class LightningClient(Client):
                 total = fit.run(batches, layout.unflatten(global_weights))
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}
-            buffers = layout.buffers(module) if ctx.buffers is not None else None
+            buffers = buffers_after(module, ctx, state)
         finally:
             clear_gradients(module)
             state.restore()

@@ -27,6 +27,7 @@ __all__ = [
     "LogMeans",
     "batch_of",
     "capture_logs",
+    "changes_batches",
     "clear_gradients",
     "generators_restored",
     "gradients_in",
@@ -59,9 +60,14 @@ def batch_of(
     client: LightningClient, module: Any, indices: np.ndarray, device: torch.device
 ) -> Any:
     """Return the batch of these samples on the device, as the module's hooks make of it."""
-    if not any(is_overridden(module, hook) for hook in _TRANSFERS):
+    if not changes_batches(module):
         return client.read(indices, device)
     return transferred(module, client.read(indices, torch.device("cpu")), device)
+
+
+def changes_batches(module: Any) -> bool:
+    """Whether hooks of the module make something of batches before it gets them."""
+    return any(is_overridden(module, hook) for hook in _TRANSFERS)
 
 
 def transferred(module: Any, batch: Any, device: torch.device) -> Any:

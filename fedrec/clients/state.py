@@ -9,8 +9,10 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from functools import lru_cache, partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["ModuleState"]
+__all__ = ["ModuleState", "state_of"]
 
 # What is compared by value: an equal number that was computed anew is no change.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
@@ -26,9 +28,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (
     *_VALUES,
     type,
-    FunctionType,
     BuiltinFunctionType,
-    MethodType,
     ModuleType,
     torch.dtype,
     torch.device,
@@ -99,6 +99,8 @@ class ModuleState:
 
     def restore(self) -> None:
         """Put everything back."""
+        if not self.has_changed:
+            return
         for part in self._parts:
             part.restore()
 
@@ -107,7 +109,10 @@ class ModuleState:
             return
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
-            self._parts.append(_TensorPart(name, value, *_copy_of(value), hooks=_hooks_of(value)))
+            hooks = _hooks_of(value)
+            self._parts.append(_TensorPart(name, value, *_copy_of(value), hooks=hooks))
+            for hook in (one for of_kind in hooks for one in of_kind.values()):
+                self._walk(hook, name)
         elif isinstance(value, np.ndarray):
             self._parts.append(_ArrayPart(name, value, value.copy()))
         elif type(value) in _GENERATORS:
@@ -126,8 +131,24 @@ class ModuleState:
         elif isinstance(value, tuple):
             for i, one in enumerate(value):
                 self._walk(one, f"{name}[{i}]")
-        elif hasattr(value, "__dict__"):
+        elif isinstance(value, FunctionType):
+            for cell in value.__closure__ or ():
+                self._walk_cell(cell, name)
+        elif isinstance(value, MethodType):
+            self._walk(value.__self__, name)
+        elif isinstance(value, partial):
+            self._walk((value.func, value.args, value.keywords), name)
+        elif hasattr(value, "__dict__") and not _is_ours(value):
             self._walk_attributes(value, name)
+
+    def _walk_cell(self, cell: CellType, name: str) -> None:
+        """Follow a variable that a function shares with the one that it was made in."""
+        if id(cell) in self._seen:
+            return
+        self._seen[id(cell)] = cell
+        with suppress(ValueError):  # it is empty
+            self._parts.append(_CellPart(name, cell, cell.cell_contents))
+            self._walk(cell.cell_contents, name)
 
     def _walk_attributes(self, value: Any, name: str) -> None:
         attributes = vars(value)
@@ -143,6 +164,30 @@ class ModuleState:
                     self._walk(held, _joined(name, own))
             else:
                 self._walk(one, _joined(name, key))
+
+
+def state_of(module: nn.Module) -> ModuleState:
+    """Return the state of a module as it is now.
+
+    It is taken once for as long as nothing changes.
+    """
+    state = _taken(module)
+    if state.has_changed:
+        _taken.cache_clear()
+        state = _taken(module)
+    return state
+
+
+@lru_cache(maxsize=4)
+def _taken(module: nn.Module) -> ModuleState:
+    return ModuleState(module)
+
+
+def _is_ours(value: object) -> bool:
+    """Whether it is an object of fedrec or Lightning, such as a loop, and no module."""
+    package = type(value).__module__.partition(".")[0]
+    ours = package in ("fedrec", "lightning", "lightning_fabric", "pytorch_lightning")
+    return ours and not isinstance(value, nn.Module)
 
 
 def _joined(name: str, key: str) -> str:
@@ -207,6 +252,15 @@ class _DictPart(_Part):
         if self.has_changed():
             self.value.clear()
             self.value.update(self.held)
+
+
+@dataclass(eq=False)
+class _CellPart(_Part):
+    def has_changed(self) -> bool:
+        return not _same(self.value.cell_contents, self.held)
+
+    def restore(self) -> None:
+        self.value.cell_contents = self.held
 
 
 @dataclass(eq=False)

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_int
 from fedrec.clients.base import Client
+from fedrec.clients.batches import is_plain
 from fedrec.clients.hooks import needs_sequential
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import LogMeans
+from fedrec.clients.local import LogMeans, capture_logs, gradients_of, scaled
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors.base import Executor
 from fedrec.executors.batches import CannotJoinError, ClientData
 from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
-from fedrec.executors.tight_loop import train_in_a_loop
 from fedrec.executors.watch import refuse_hooks, traceless
 from fedrec.parameters import keeps_running_statistics
 from fedrec.random import reused_generator, torch_generator
@@ -131,8 +131,7 @@ class VectorizedExecutor(Executor):
         else:
             lightning = [c for c in clients if isinstance(c, LightningClient)]
             module = lightning[0].module
-            self._data = ClientData(lightning, ctx.device)
-            self._state = ModuleState(module)
+            self._data, self._state = ClientData(lightning, ctx.device), state_of(module)
             with lightning[0].local_trainer(module, ctx).attached():
                 optimizer = LocalOptimizer(module, lightning[0].local_lr)
             self._state.restore()
@@ -202,11 +201,12 @@ class VectorizedExecutor(Executor):
             return None
         updates = torch.empty(len(clients), global_weights.numel(), device=ctx.device)
         logs = LogMeans()
-        if self._state.has_changed:  # between rounds, by a callback for instance
-            self._state = ModuleState(cohort.module)
-            if any(self._choices[direct].path != "loop" for direct in kinds):
-                refuse_hooks(cohort.module)
-        with traceless(self._state):
+        # It may have changed between rounds, by a callback for instance.
+        state, tried = state_of(cohort.module), self._state
+        if state is not tried and any(self._choices[direct].path != "loop" for direct in kinds):
+            refuse_hooks(cohort.module)
+        self._state = state
+        with traceless(state):
             for direct, rows in kinds.items():
                 choice = self._choices[direct]
                 try:
@@ -260,9 +260,9 @@ class VectorizedExecutor(Executor):
         alone = self._alone(client, global_weights, ctx)
         if alone is None:
             return math.inf
-        if not bool(alone.isfinite().all()):
+        distance, size = torch.stack([(alone - update).norm(), alone.norm()]).tolist()
+        if not math.isfinite(size):
             return 0.0 if torch.equal(update.isfinite(), alone.isfinite()) else math.inf
-        distance, size = float((alone - update).norm()), float(alone.norm())
         limit = _ROUNDING if ctx.autocast_is_off else _ROUNDING_IN_BFLOAT16
         if distance <= limit * size:
             return 0.0
@@ -270,23 +270,40 @@ class VectorizedExecutor(Executor):
         signs = torch_generator(ctx.seed, "audit", ctx.round, client.client_id)
         noise = torch.randint(2, global_weights.shape, generator=signs).mul_(2).sub_(1)
         moved = global_weights * (1 + _ROUNDED * noise.to(global_weights))
-        nearby = self._alone(client, moved, ctx)
+        nearby = self._alone(client, moved, ctx, are_loaded=False)
         if nearby is not None and distance <= _TIMES_ROUNDED * float((nearby - alone).norm()):
             return 0.0
         return distance / size if size else math.inf
 
-    def _alone(self, client: Client, global_weights: Tensor, ctx: RoundContext) -> Tensor | None:
+    def _alone(
+        self,
+        client: Client,
+        global_weights: Tensor,
+        ctx: RoundContext,
+        are_loaded: bool = True,
+    ) -> Tensor | None:
         """Return a client's update, computed sequentially; `None` if it is unusable."""
-        choice, data = self._choices.get(True), self._data
+        choice = self._choices.get(True)
         together = choice is not None and choice.path != "loop"
-        if together and data is not None and isinstance(client, LightningClient):
-            cohort = self._cohort(data, [client], global_weights, ctx)
-            if True in self._kinds(cohort):  # the same bits as below, in less time
-                updates = torch.empty(1, global_weights.numel(), device=ctx.device)
-                train_in_a_loop(cohort, updates, LogMeans())
-                return updates[0]
-        sent = self._sequential.compute([client], global_weights, ctx)
-        return sent.updates[0] if sent.client_ids else None
+        if (
+            not together
+            or not isinstance(client, LightningClient)
+            or not is_plain(client.dataset, client.collate_fn)
+            or client.num_local_steps(ctx) > 1
+        ):
+            sent = self._sequential.compute([client], global_weights, ctx)
+            return sent.updates[0] if sent.client_ids else None
+        # The same in less time, since nothing draws random numbers: the watch has just seen it.
+        module, layout = client.module, ctx.layout
+        if not are_loaded:
+            layout.load(module, global_weights)
+        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        with capture_logs(module, 1), torch.enable_grad():
+            batch = client.read(client.batches(ctx)[0], ctx.device)
+            gradients = gradients_of(module, parameters, batch, 0, ctx)
+        if gradients is None:
+            return torch.zeros_like(global_weights)
+        return layout.flatten_dict(scaled(gradients, self._scale), torch.empty_like(global_weights))
 
     def _depart(
         self,

@@ -96,5 +96,6 @@ def _undefined(target: Tensor) -> str:
     return (
         f"The test error rate is undefined for targets that are numbers and not labels "
         f"({str(target.dtype).removeprefix('torch.')}, such as {value}). HINT: measure something "
-        'else with `FederatedLoop(metrics={"mse": MeanSquaredError()})`; class labels are integers.'
+        'else with `FederatedLoop(metrics={"mse": MeanSquaredError()})`, or `metrics` in a recipe; '
+        "class labels are integers."
     )

@@ -161,6 +161,7 @@ class _Session:
         quietly = {} if progress else {"enable_progress_bar": False}
         self.loop = FederatedLoop(**{**self.parts.loop, **quietly, "default_root_dir": folder.path})
         self.loop.callbacks.append(_Resumed())
+        self.loop.can_do_without_ter = bool(self.parts.metrics)
         self.models: dict[str, Model] = {}
 
     @cached_property

@@ -11,7 +11,7 @@ from torch.optim import SGD
 from fedrec.clients.batches import num_batches
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.optimizer import LocalOptimizer
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import state_of
 
 if TYPE_CHECKING:
     from fedrec.federation import Federation
@@ -39,7 +39,7 @@ def warn_unless_gradients(federation: Federation, remaining: Sequence[str], meth
             continue
         key = id(client.module)
         if key not in optimizers:
-            state = ModuleState(client.module)
+            state = state_of(client.module)
             with client.local_trainer(client.module).attached():
                 made = LocalOptimizer(client.module, client.local_lr or 1.0).optimizer
             optimizers[key] = type(made)

@@ -35,6 +35,7 @@ ENTRY = {
     "global_weights": "1" * 16,
     "aggregate": "2" * 16,
     "buffers": None,
+    "departure": None,
 }
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

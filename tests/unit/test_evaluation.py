@@ -69,6 +69,8 @@ def run(module: nn.Module, dataset: Dataset[Any]) -> dict[str, float | None]:
         attack=None,
         buffers=None,
         device=torch.device("cpu"),
+        metrics={},
+        can_do_without=False,
     )
 
 
@@ -307,3 +309,31 @@ def test_types_that_the_model_cannot_take() -> None:
     made = Federation([client], module, test_dataset=TensorDataset(X.double(), Y))
     with pytest.raises(ConfigurationError, match=r"the test data, .* \[float64 of shape \(2,\)\]"):
         loop().test(made, torch.zeros(4))
+
+
+def test_hooks_that_change_batches_do_so_in_testing_too() -> None:
+    """Training adds noise, testing does not; both shift the inputs, and the labels with them."""
+
+    class Shifting(Fixed):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            assert self.trainer.testing
+            x, y = batch
+            return [x + 1 if not self.trainer.training else x - 100, 1 - y]
+
+    x, y = torch.tensor([[-0.5], [-2.0], [-0.4], [-3.0]]), torch.tensor([0, 1, 1, 1])
+    # The logits of class 1 are x + 1, and class 1 is what was 0: right, right, wrong, right.
+    module = Shifting(lambda x: torch.cat([torch.zeros_like(x), x], dim=1))
+    clients = [LightningClient("a", module, TensorDataset(x, y))]
+    made = Federation(clients, module, test_dataset=TensorDataset(x, y))
+    found = evaluate(
+        made,
+        TensorDataset(x, y),
+        made.layout.flatten(module),
+        attack=None,
+        buffers=None,
+        device=torch.device("cpu"),
+        metrics={},
+        can_do_without=False,
+    )
+    assert found["ter"] == 0.25
+    assert module._trainer is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,10 +44,11 @@ def stacked(samples: list[tuple[Tensor, int]]) -> Sample:
     return Sample(torch.stack(x), torch.tensor(y))
 
 
-class Net(pl.LightningModule):
-    """Notes the type of each batch, where local training does not forget it."""
+SEEN: list[type] = []
 
-    seen: ClassVar[list[type]] = []
+
+class Net(pl.LightningModule):
+    """Notes the type of each batch."""
 
     def __init__(self, read: Callable[[Any], tuple[Tensor, Tensor]] = tuple, body: Any = None):
         super().__init__()
@@ -58,7 +59,7 @@ class Net(pl.LightningModule):
         return self.layer(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.seen.append(type(batch))
+        SEEN.append(type(batch))
         x, y = self.read(batch)
         return nn.functional.cross_entropy(self(x), y)
 
@@ -115,11 +116,11 @@ def test_batches_are_those_of_a_dataloader_on_every_path(dataset, collate_fn, re
         assert torch.equal(x, y)
         assert x.dtype == y.dtype
     module = Net(read)
-    Net.seen.clear()
+    SEEN.clear()
     reference = updates(module, [dataset] * 3, collate_fn=collate_fn)
     fast = updates(module, [dataset] * 3, VectorizedExecutor(warn=False), collate_fn=collate_fn)
     torch.testing.assert_close(fast, reference, rtol=1e-5, atol=1e-7)
-    assert set(Net.seen) == {type(theirs)}
+    assert set(SEEN) == {type(theirs)}
 
 
 def packed(samples: list[tuple[Tensor, int]]) -> tuple[PackedSequence, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedrec import Federation, LightningClient
+from fedrec.checkpoint import lightning_checkpoint
 from fedrec.clients import LocalObjective
 from fedrec.clients.hooks import (
     CALLED,
@@ -32,6 +34,7 @@ from fedrec.parameters import ParameterVector
 from fedrec.types import LocalWork, RoundContext
 
 DATA = TensorDataset(torch.ones(6, 2), torch.ones(6, 1))
+PAIRS = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6) % 2)
 # What a LightningModule can do, and calls for nobody to override it.
 METHODS = {
     *("log", "log_dict", "print", "all_gather", "optimizers", "lr_schedulers", "manual_backward"),
@@ -146,15 +149,47 @@ def test_set_up_once_in_lightnings_order() -> None:
 
 @pytest.mark.parametrize("name", [n for n, how in DATAMODULE_HOOKS.items() if how == REFUSED])
 def test_data_modules_that_change_batches_are_refused(name: str) -> None:
-    class Data(pl.LightningDataModule):
-        def train_dataloader(self):
-            return DataLoader(DATA)
-
-    with pytest.raises(ConfigurationError, match=f"`{name}`.*LightningModule"):
-        FederatedDataModule.from_datamodule(overriding(name, Data), num_clients=2)
     own = type("Own", (Digits,), {name: lambda self, *args: None})(num_clients=2)
-    with pytest.raises(ConfigurationError, match=f"Own overrides `{name}`"):
+    with pytest.raises(ConfigurationError, match=f"Own overrides `{name}`.*LightningModule"):
         Federation.from_data(own, Net())
+
+
+def test_hooks_of_a_data_module() -> None:
+    calls: list[str] = []
+
+    def note(name: str) -> Any:
+        def hook(self: Any, *args: Any) -> Any:
+            calls.append("".join([name, *map(str, args)]))
+            test = TensorDataset(-PAIRS.tensors[0] - 1, PAIRS.tensors[1])
+            loaders = {"train_dataloader": PAIRS, "test_dataloader": test}
+            return DataLoader(loaders[name]) if name in loaders else None
+
+        return hook
+
+    hooks = [n for n, how in DATAMODULE_HOOKS.items() if how != REFUSED]
+    data = type("Data", (pl.LightningDataModule,), {name: note(name) for name in hooks})()
+    datasets = FederatedDataModule.from_datamodule(data, num_clients=2).client_datasets()
+    assert sum(map(len, datasets.values())) == 6
+    wanted = {"prepare_data", "setupfit", "train_dataloader", "setuptest", "test_dataloader"}
+    assert set(calls) == wanted
+    assert {n for n, how in DATAMODULE_HOOKS.items() if how == CALLED} == {
+        *("prepare_data", "setup", "train_dataloader", "test_dataloader", "val_dataloader")
+    }
+
+
+def test_hooks_of_a_checkpoint(tmp_path: Path) -> None:
+    class Counting(Net):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["mine"] = 3
+
+        def on_load_checkpoint(self, checkpoint):
+            self.loaded = checkpoint["mine"]
+
+    module = Counting()
+    federation(module)
+    path = tmp_path / "model.ckpt"
+    path.write_bytes(lightning_checkpoint(module, rounds=1))
+    assert Counting.load_from_checkpoint(path, weights_only=True).loaded == 3
 
 
 def test_reasons_to_compute_clients_one_by_one() -> None:

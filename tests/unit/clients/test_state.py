@@ -9,7 +9,19 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
-from fedrec.clients.state import ModuleState
+from fedrec.clients.state import ModuleState, state_of
+
+
+def counting():
+    """A function that counts its calls in a variable of another one."""
+    calls = 0
+
+    def hook(gradient):
+        nonlocal calls
+        calls += 1
+        return gradient
+
+    return hook, lambda: calls
 
 
 class Everything(nn.Module):
@@ -36,6 +48,8 @@ class Everything(nn.Module):
         self.old_rng = np.random.RandomState(0)
         self.py_rng = random.Random(0)
         self.torch_rng = torch.Generator()
+        hook, self.num_calls = counting()
+        self.layer.bias.register_hook(hook)
         self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -44,34 +58,35 @@ def step_optimizer(m):
     m.optimizer.step()
 
 
-CHANGES = {
-    "count": lambda m: setattr(m, "count", m.count + 1),
-    "outputs": lambda m: m.outputs.append(3),
-    "nested['a'][0]": lambda m: m.nested["a"][0].update(b=2),
-    "recent": lambda m: m.recent.append(3),
-    "names": lambda m: m.names.add("y"),
-    "by_label": lambda m: m.by_label[3].append(1),
-    "array": lambda m: m.array.__setitem__(0, 5.0),
-    "rng": lambda m: m.rng.normal(),
-    "old_rng": lambda m: m.old_rng.normal(),
-    "py_rng": lambda m: m.py_rng.random(),
-    "torch_rng": lambda m: torch.rand(1, generator=m.torch_rng),
-    "optimizer.state": step_optimizer,
-    "optimizer.param_groups[0]": lambda m: m.optimizer.param_groups[0].update(lr=1.0),
-    "mean": lambda m: m.mean.add_(1),
-    "table": lambda m: setattr(m, "table", m.table + 1),
-    "phase": lambda m: m.phase.data.mul_(2),
-    "big": lambda m: m.big.data.add_(1),
-    "frozen.weight": lambda m: m.frozen.weight.data.mul_(0.5),
-    "norm.running_mean": lambda m: m.norm(torch.tensor([[0.0, 1.0], [2.0, 3.0]])),
-    "f1.tp": lambda m: m.f1.update(torch.tensor([1, 1]), torch.tensor([1, 0])),
-    "norm.training": lambda m: m.norm.eval(),
-    "layer.bias": lambda m: m.layer.bias.requires_grad_(False),
-    "layer.weight": lambda m: m.layer.weight.register_hook(lambda g: g),
-    "_forward_hooks": lambda m: m.register_forward_hook(lambda *a: None),
-    "later": lambda m: setattr(m, "later", 1),
-    "layer.extra": lambda m: m.layer.register_module("extra", nn.ReLU()),
-}
+CHANGES = [
+    ("count", lambda m: setattr(m, "count", m.count + 1)),
+    ("outputs", lambda m: m.outputs.append(3)),
+    ("nested['a'][0]", lambda m: m.nested["a"][0].update(b=2)),
+    ("recent", lambda m: m.recent.append(3)),
+    ("names", lambda m: m.names.add("y")),
+    ("by_label", lambda m: m.by_label[3].append(1)),
+    ("array", lambda m: m.array.__setitem__(0, 5.0)),
+    ("rng", lambda m: m.rng.normal()),
+    ("old_rng", lambda m: m.old_rng.normal()),
+    ("py_rng", lambda m: m.py_rng.random()),
+    ("torch_rng", lambda m: torch.rand(1, generator=m.torch_rng)),
+    ("optimizer.state", step_optimizer),
+    ("optimizer.param_groups[0]", lambda m: m.optimizer.param_groups[0].update(lr=1.0)),
+    ("layer.bias", lambda m: m.layer(torch.ones(1, 2)).sum().backward()),
+    ("mean", lambda m: m.mean.add_(1)),
+    ("table", lambda m: setattr(m, "table", m.table + 1)),
+    ("phase", lambda m: m.phase.data.mul_(2)),
+    ("big", lambda m: m.big.data.add_(1)),
+    ("frozen.weight", lambda m: m.frozen.weight.data.mul_(0.5)),
+    ("norm.running_mean", lambda m: m.norm(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))),
+    ("f1.tp", lambda m: m.f1.update(torch.tensor([1, 1]), torch.tensor([1, 0]))),
+    ("norm.training", lambda m: m.norm.eval()),
+    ("layer.bias", lambda m: m.layer.bias.requires_grad_(False)),
+    ("layer.weight", lambda m: m.layer.weight.register_hook(lambda g: g)),
+    ("_forward_hooks", lambda m: m.register_forward_hook(lambda *a: None)),
+    ("later", lambda m: setattr(m, "later", 1)),
+    ("layer.extra", lambda m: m.layer.register_module("extra", nn.ReLU())),
+]
 
 
 def everything(module):
@@ -85,6 +100,7 @@ def everything(module):
     tensors = {n: t.tolist() for n, t in {**module.state_dict(), "big": module.big}.items()}
     plain = (
         module.count,
+        module.num_calls(),
         module.outputs,
         module.nested,
         list(module.recent),
@@ -104,12 +120,12 @@ def everything(module):
     return repr((generators, {n: v for n, v in tensors.items() if "layer" not in n}, plain))
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_every_change_is_named_and_put_back(name):
+@pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
+def test_every_change_is_named_and_put_back(name, change):
     module = Everything()
     before, state = everything(module), ModuleState(module)
     assert not state.has_changed
-    CHANGES[name](module)
+    change(module)
     assert name in state.changes()
     assert state.has_changed
     state.restore()
@@ -133,6 +149,18 @@ def test_a_value_computed_anew_is_no_change():
     state = ModuleState(module)
     module.rate = float("0.1")
     assert not state.has_changed
+
+
+def test_the_state_of_a_module_is_taken_anew_where_it_has_changed():
+    module = nn.Module()
+    module.count = 0
+    first = state_of(module)
+    assert state_of(module) is first
+    module.count = 1
+    second = state_of(module)
+    module.count = 2
+    second.restore()
+    assert module.count == 1
 
 
 def test_objects_that_hold_each_other_are_walked_once():

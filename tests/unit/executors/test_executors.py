@@ -338,7 +338,7 @@ class Counting(nn.Sequential):
 
     def __init__(self):
         super().__init__(nn.Linear(4, 3))
-        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("calls", torch.tensor(0))
 
     def forward(self, x):
         self.calls += 1

@@ -46,6 +46,7 @@ from fedrec.history import (
 )
 from fedrec.history.conversion import to_record
 from fedrec.history.export import checksum_of
+from fedrec.history.maintenance import compact
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.store import RoundStore
 
@@ -239,12 +240,13 @@ def test_a_codec_that_would_change_the_numbers_again(
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_buffers_and_a_round_without_clients(
-    tmp_path: Path, manifest: Manifest, arrays: Make
+    tmp_path: Path, manifest: Manifest, arrays: Make, dtype: str
 ) -> None:
     store = RoundStore(tmp_path / "a")
-    store.begin(dataclasses.replace(manifest, buffers={"mean": {"dtype": "float32", "shape": [3]}}))
-    buffers = np.array([1.5, -2.0, 0.0], np.float32)
+    store.begin(dataclasses.replace(manifest, buffers={"mean": {"dtype": dtype, "shape": [3]}}))
+    buffers = np.array([1 / 3, -2.0, 0.0], dtype)
     store.write_round(arrays(0, buffers=buffers))
     nobody = {"refused": dict.fromkeys(IDS, "silent"), "cohort": IDS}
     store.write_round(arrays(1, (), buffers=2 * buffers, **nobody))
@@ -257,6 +259,13 @@ def test_buffers_and_a_round_without_clients(
     assert store.read_round(1).refused == nobody["refused"]
     store.write_round(arrays(2, buffers=buffers))
     assert store.verify() == range(3)
+    store.close()
+    compact(tmp_path / "b")
+    store = RoundStore(tmp_path / "b")
+    assert store.verify() == range(3)
+    found = store.read_round(2).buffers
+    assert found.dtype == dtype
+    assert found.tolist() == buffers.tolist()
     store.close()
 
 

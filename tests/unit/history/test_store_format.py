@@ -110,6 +110,7 @@ def test_round_record(
         "global_weights": checksum("models", WEIGHTS),
         "aggregate": checksum("models", AGGREGATE),
         "buffers": None,
+        "departure": None,
     }
     assert list(found["updates"]) == [(0, 0), (0, 4)]
 

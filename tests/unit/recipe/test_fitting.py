@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.exceptions import RecipeError
-from fedrec.recipe import load_recipe
+from fedrec.checkpoint import load_state
+from fedrec.exceptions import ConfigurationError, RecipeError
+from fedrec.recipe import load_recipe, run
 from fedrec.recipe.fitting import check_fit
 from fedrec.recipe.schema import build_parts
 
@@ -47,6 +48,18 @@ class Silent(MLP):
 class Single(MLP):
     def forward(self, x):
         return super().forward(x)[:, :1]
+
+class Numbers(FederatedDataModule):
+    "The target is twice the sum."
+    def load(self):
+        x = torch.arange(24.0).reshape(12, 2) / 24
+        return (TensorDataset(x, 2 * x.sum(dim=1, keepdim=True)),) * 2
+
+class Line(MLP):
+    def forward(self, x):
+        return super().forward(x)[:, :1]
+    def training_step(self, batch, batch_idx):
+        return ((self(batch[0]) - batch[1]) ** 2).mean()
 
 class Named(MLP):
     def forward(self, x):
@@ -121,3 +134,24 @@ def test_a_target_label_that_no_output_stands_for(recipe_file: Path) -> None:
 
 def test_one_logit_fits_two_classes(recipe_file: Path) -> None:
     check(recipe_file, "model.class_path=Single", "model.init_args={in_features: 8}")
+
+
+def test_regression_needs_metrics(recipe_file: Path, tmp_path: Path) -> None:
+    overrides = [
+        "data={class_path: Numbers, init_args: {num_clients: 2}}",
+        "model={class_path: Line, init_args: {in_features: 2, hidden: []}}",
+    ]
+    recipe = load_recipe(recipe_file, overrides, ["own_fitting"])
+    with pytest.raises(ConfigurationError, match="`metrics` in a recipe"):
+        run(recipe, folder=tmp_path / "without", progress=False)
+    assert not (tmp_path / "without" / "history").exists()
+    measured = [*overrides, "metrics=[torchmetrics.MeanSquaredError]", "detector=KnownMalicious"]
+    measured += ["federation.malicious=[client-0]", "recoverers=[HistoricalOnly]"]
+    recipe = load_recipe(recipe_file, measured, ["own_fitting"])
+    method = run(recipe, folder=tmp_path / "with", progress=False)["methods"][0]
+    assert method["ter"] is None
+    weights = load_state(tmp_path / "with" / "recover/HistoricalOnly/checkpoint.npz")["weights"]
+    x = torch.arange(24.0).reshape(12, 2) / 24
+    found = x @ weights[:2] + weights[20]  # of the first of ten outputs: weights, then its bias
+    by_hand = float(((found - 2 * x.sum(dim=1)) ** 2).mean())
+    assert method["metrics"]["MeanSquaredError"] == pytest.approx(by_hand, rel=1e-5)
