@@ -146,10 +146,10 @@ class EscapeWatch(TorchFunctionMode):
 
 
 def _in_lists(args: Any) -> Any:
-    """Yield what is in lists, whose numbers are read: torch does not say so."""
+    """Yield tensors in lists, whose numbers are read: torch does not say so."""
     for values in args:
         if isinstance(values, (list, tuple)):
-            yield from tree_leaves(values)
+            yield from (x for x in tree_leaves(values) if isinstance(x, Tensor))
 
 
 _CREATIONS = (
