@@ -163,6 +163,11 @@ class LocalTrainer:
         """Print: there is one process."""
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
 
+    def hide_optimizers(self) -> None:
+        """Let nobody look at optimisers and schedulers, of which each client would have its own."""
+        for holder in (self, self.strategy):
+            holder.optimizers = holder.lr_scheduler_configs = _Hidden()
+
     def begin(self, step: int) -> int:
         """Set the counters to local step `step`, each with an optimiser's step.
 
@@ -205,6 +210,15 @@ class LocalTrainer:
                 if takes_log:
                     part.pop("log", None)
             self.strategy.step = _no_step
+
+
+class _Hidden(list[Any]):
+    """What must not be looked at."""
+
+    def _refuse(self, *args: Any) -> Any:
+        raise FedrecError("it looks at its optimizers")
+
+    __iter__ = __getitem__ = __len__ = _refuse
 
 
 class _Precision:

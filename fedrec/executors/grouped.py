@@ -55,7 +55,7 @@ def train_grouped(
     batch = next(cohort.steps())
     watch = SampleWatch(batch, sum(len(steps[0]) for steps in cohort.batches))
     with (
-        capture_logs(module, 1) as logged,
+        capture_logs(module, 1, hides_optimizers=True) as logged,
         _sinks(module, rows, watch) as sinks,
         torch.enable_grad(),
     ):
@@ -79,6 +79,7 @@ def train_grouped(
             allow_unused=True,
         )
         logs.add(logged, count)
+    cohort.refuse_other_weights()
     of_outputs, others = dict(zip(used, found, strict=False)), found[len(used) :]
     del found  # each gradient is let go when it has been used
     for name, gradient in zip(parameters, others, strict=True):

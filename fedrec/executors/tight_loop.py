@@ -32,7 +32,7 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     with (
         generators_restored(ctx.device),
-        capture_logs(module, 1) as logged,
+        capture_logs(module, 1, hides_optimizers=True) as logged,
         torch.enable_grad(),
     ):
         for client, steps, row in zip(cohort.clients, cohort.batches, updates, strict=True):
@@ -50,3 +50,4 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
                 row.zero_()
             else:
                 ctx.layout.flatten_dict(scaled(gradients, cohort.scale), row)
+    cohort.refuse_other_weights()
