@@ -235,6 +235,7 @@ class LightningClient(Client):
         work = ctx.work
         trainer = self.local_trainer(module, ctx)
         state = state_of(module)
+        changes: list[str] | None = None
         try:
             with (
                 random_numbers(ctx, self.client_id),
@@ -247,10 +248,12 @@ class LightningClient(Client):
                 total = fit.run(batches, layout.unflatten(global_weights))
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}
-            buffers = buffers_after(module, ctx, state)
+            changes = state.changes() if state.has_changed else []
+            buffers = buffers_after(module, ctx, changes)
         finally:
-            clear_gradients(module)
-            state.restore()
+            clear_gradients(module.parameters())
+            if changes != []:  # or `None`, after an error
+                state.restore()
         return ClientUpdate(
             update=update, num_samples=self.num_samples, metrics=metrics, buffers=buffers
         )

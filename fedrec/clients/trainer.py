@@ -91,12 +91,6 @@ class LocalTrainer:
         self.sanity_checking = self.fast_dev_run = self.barebones = False
         self.interrupted = self.received_sigterm = False
         self.enable_validation = False
-        states = importlib.import_module(f"{package_of(module)}.trainer.states")
-        self.state = states.TrainerState(
-            status=states.TrainerStatus.RUNNING,
-            fn=states.TrainerFn.FITTING,
-            stage=states.RunningStage.TRAINING,
-        )
         self.is_global_zero = True
         self.global_rank = self.local_rank = self.node_rank = 0
         self.world_size = self.num_devices = self.num_nodes = 1
@@ -131,6 +125,16 @@ class LocalTrainer:
         raise TrainerAttributeError(
             f"Local training has no `trainer.{name}`. HINT: give the module what it needs when it "
             "is made, or read it with `getattr(self.trainer, ..., default)`."
+        )
+
+    @cached_property
+    def state(self) -> Any:
+        """Running, fitting and training, as Lightning says it."""
+        states = importlib.import_module(f"{package_of(self.lightning_module)}.trainer.states")
+        return states.TrainerState(
+            status=states.TrainerStatus.RUNNING,
+            fn=states.TrainerFn.FITTING,
+            stage=states.RunningStage.TRAINING,
         )
 
     @property

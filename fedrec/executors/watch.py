@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
@@ -18,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedrec.clients.generators import global_state, put_global_state
 from fedrec.clients.state import ModuleState
 from fedrec.executors.kinds import (
     Constant,
@@ -72,44 +69,20 @@ def traceless(state: ModuleState) -> Iterator[None]:
     Raises:
         CannotGroupError: If something has changed.
     """
-    python, legacy = random.getstate(), _legacy_state()
+    before = global_state()
     try:
         yield
     finally:
-        drew = random.getstate() != python or _legacy_state() != legacy
+        drew = global_state() != before
         changed = state.changes() if state.has_changed else []
         if drew:
-            random.setstate(python)
-            _put_legacy_state(legacy)
+            put_global_state(before)
         if changed:
             state.restore()
     if drew:
         raise CannotGroupError("it draws random numbers")
     if changed:
         raise CannotGroupError(f"it changes {', '.join(changed[:3])}")
-
-
-# `np.random.get_state` takes as long as a whole layer of a small model; this takes nothing.
-_LEGACY_BYTES = 4 * 625  # of the Mersenne Twister: its words, and the position in them
-
-
-def _legacy_state() -> bytes:
-    """Return the state of the generator that `np.random.rand` and its like draw from."""
-    return ctypes.string_at(_address_of(_legacy_generator()), _LEGACY_BYTES)
-
-
-def _put_legacy_state(state: bytes) -> None:
-    ctypes.memmove(_address_of(_legacy_generator()), state, _LEGACY_BYTES)
-
-
-def _legacy_generator() -> Any:
-    return np.random.get_bit_generator()  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=1)
-def _address_of(generator: Any) -> int:
-    address: int = generator.ctypes.state_address
-    return address
 
 
 class EscapeWatch(TorchFunctionMode):
