@@ -179,22 +179,22 @@ class LocalFit:
         optimizer = self.optimizer.optimizer
         outputs: dict[str, Any] | None = None
 
-        @torch.enable_grad()
         def closure() -> Tensor | None:
             nonlocal outputs
-            output = self._forward(batch, step)
-            loss = loss_of(output, module)
-            outputs = {} if loss is None else {"loss": loss.detach().clone()}
-            if isinstance(output, Mapping):
-                outputs.update((k, v) for k, v in output.items() if k != "loss")
-            call(module, "on_before_zero_grad", optimizer)
-            if is_overridden(module, "optimizer_zero_grad"):
-                run(module, "optimizer_zero_grad", trainer.current_epoch, step, optimizer)
-            else:
-                _zero_grad(optimizer)
-            if loss is not None:
-                trainer.strategy.backward(loss, optimizer)
-            return outputs.get("loss")
+            with torch.enable_grad():
+                output = self._forward(batch, step)
+                loss = loss_of(output, module)
+                outputs = {} if loss is None else {"loss": loss.detach().clone()}
+                if isinstance(output, Mapping):
+                    outputs.update((k, v) for k, v in output.items() if k != "loss")
+                call(module, "on_before_zero_grad", optimizer)
+                if is_overridden(module, "optimizer_zero_grad"):
+                    run(module, "optimizer_zero_grad", trainer.current_epoch, step, optimizer)
+                else:
+                    _zero_grad(optimizer)
+                if loss is not None:
+                    trainer.strategy.backward(loss, optimizer)
+                return outputs.get("loss")
 
         if is_overridden(module, "optimizer_step"):
             wrapped = trainer.strategy._lightning_optimizers[0]

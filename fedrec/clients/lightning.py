@@ -229,7 +229,7 @@ class LightningClient(Client):
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
         """Train from the global weights; see the class for what is returned."""
         module, layout, batches = self.module, ctx.layout, self.batches(ctx)
-        layout.load(module, global_weights)
+        start = layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
         work = ctx.work
@@ -245,7 +245,7 @@ class LightningClient(Client):
                 optimizer = LocalOptimizer(module, self.local_lr, None if work is None else work.lr)
                 objective = None if work is None else work.objective
                 fit = LocalFit(self, trainer, optimizer, ctx, objective)
-                total = fit.run(batches, layout.unflatten(global_weights))
+                total = fit.run(batches, start)
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}
             changes = state.changes() if state.has_changed else []
