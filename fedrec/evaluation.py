@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import Metric, MetricCollection
@@ -22,7 +21,7 @@ from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
 from fedrec.clients.hooks import lightning_class
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import changes_batches, transferred
+from fedrec.clients.local import changes_batches, generators_restored, transferred
 from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
@@ -126,8 +125,8 @@ def evaluate(
     """
     rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
     with _testing(federation, global_weights, buffers) as module:
-        for x, y in _batches(dataset, device, _collate_fn(federation)):
-            inputs, labels = _as_given(module, x, y)
+        for x, y in _batches(federation, dataset, device):
+            inputs, labels = _as_given(module, x, y, device)
             preds = _predicted(module, inputs)
             rates.update(module, x, preds, labels)
             others.update(preds, labels)
@@ -162,8 +161,8 @@ def check_evaluation(
         raise ConfigurationError(expected("test_dataset", "None, or to have samples", "no sample"))
     rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
     with _testing(federation, None, None) as module:
-        x, y = next(_batches(dataset, device, _collate_fn(federation)))
-        inputs, labels = _as_given(module, x, y)
+        x, y = next(_batches(federation, dataset, device))
+        inputs, labels = _as_given(module, x, y, device)
         preds = _predicted(module, inputs)
         rates.update(module, x, preds, labels)
         others.update(preds, labels)
@@ -202,8 +201,8 @@ def evaluate_metrics(
         shown.append((federation.test_dataset, False))
     with _testing(federation, global_weights, buffers) as module:
         for dataset, member in shown:
-            for x, y in _batches(dataset, device, _collate_fn(federation)):
-                inputs, labels = _as_given(module, x, y)
+            for x, y in _batches(federation, dataset, device):
+                inputs, labels = _as_given(module, x, y, device)
                 found.update(_predicted(module, inputs), labels, member)
     return dict(found.compute())
 
@@ -247,7 +246,7 @@ class _Rates:
                     f"of the test data are of type {type(x).__name__}. HINT: let the data set give "
                     "tensors."
                 )
-            inputs, labels = _as_given(module, self.attack.trigger(x), y)
+            inputs, labels = _as_given(module, self.attack.trigger(x), y, self.asr.device)
             self.asr.update(module(inputs), labels)
 
     def _watch(self, preds: Tensor, y: Tensor) -> None:
@@ -340,9 +339,11 @@ def _collate_fn(federation: Federation) -> CollateFn | None:
 
 
 def _batches(
-    dataset: Dataset[Any], device: torch.device, collate_fn: CollateFn | None
+    federation: Federation, dataset: Dataset[Any], device: torch.device
 ) -> Iterator[tuple[Any, Tensor]]:
-    total = len(dataset)  # type: ignore[arg-type]
+    total, collate_fn = len(dataset), _collate_fn(federation)  # type: ignore[arg-type]
+    if _has_transfers(federation.module):  # which begin where a loader leaves a batch
+        device = torch.device("cpu")
     for start in range(0, total, _BATCH):
         index = np.arange(start, min(start + _BATCH, total))
         batch = take(dataset, index, device, collate_fn, "the test data")
@@ -357,11 +358,15 @@ def _batches(
         yield batch[0], batch[1]
 
 
-def _as_given(module: nn.Module, x: Any, y: Tensor) -> tuple[Any, Tensor]:
+def _has_transfers(module: nn.Module) -> bool:
+    return lightning_class(module) is not None and changes_batches(module)
+
+
+def _as_given(module: nn.Module, x: Any, y: Tensor, device: torch.device) -> tuple[Any, Tensor]:
     """Return inputs and labels as the module's hooks make them of a batch."""
-    if lightning_class(module) is None or not changes_batches(module):
+    if not _has_transfers(module):
         return x, y
-    inputs, labels = transferred(module, [x, y], y.device)
+    inputs, labels = transferred(module, [x, y], device)
     return inputs, labels
 
 
@@ -375,10 +380,9 @@ def _testing(
     """
     module, layout = federation.module, federation.layout
     state, weights = state_of(module), layout.flatten(module)
-    on_cuda = weights.device.type == "cuda"
-    with isolate_rng(include_cuda=on_cuda):
+    with generators_restored(weights.device):
         torch.default_generator.manual_seed(0)
-        if on_cuda:
+        if weights.device.type == "cuda":
             torch.cuda.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002 - what a transform of test samples may draw from
         random.seed(0)

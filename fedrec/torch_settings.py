@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedrec._allocator import keep_freed_memory
+from fedrec.clients.state import forget_states
 from fedrec.federation import Federation
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def torch_settings(loop: FederatedLoop, federation: Federation) -> Iterator[None
         loop.call("on_exception", error)
         raise
     finally:
+        forget_states()
         layout.load(module, weights)
         with torch.no_grad():
             for name, buffer in module.named_buffers():

@@ -24,6 +24,7 @@ __all__ = [
     "check_map_style",
     "collate_name",
     "failures_explained",
+    "form_of",
     "is_plain",
     "num_batches",
     "take",
@@ -151,23 +152,25 @@ def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
 
 def _misfit(samples: Sequence[Any], indices: np.ndarray) -> str:
     """Say which of the samples is unlike the first of them."""
-    first = _form(samples[0])
+    first = form_of(samples[0])
     for sample, index in zip(samples, indices, strict=True):
-        form = _form(sample)
+        form = form_of(sample)
         if form != first:
             return f"sample {index} is {form}, and sample {indices[0]} is {first}"
     return f"sample {indices[0]} is {first}"
 
 
-def _form(value: Any) -> str:
+def form_of(value: Any) -> str:
     """Describe a sample, or a part of one, by its types and shapes."""
     if isinstance(value, Tensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k!r}: {_form(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k!r}: {form_of(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        inner = ", ".join(map(_form, value[:8])) + (", ..." if len(value) > 8 else "")
-        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        inner = ", ".join(map(form_of, value[:8])) + (", ..." if len(value) > 8 else "")
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"{type(value).__name__ if hasattr(value, '_fields') else ''}({inner})"
     return type(value).__name__
 
 
@@ -210,8 +213,8 @@ def failures_explained(
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
         raise ConfigurationError(
             f"{type(module).__name__} computes in {' and '.join(dtypes)} and fails on a batch of "
-            f"{whose}, whose first sample ({indices[0]}) gives {_form(leaves)}: {text}. HINT: let "
-            "the data set, or a transform, give the types that the model takes: `.float()` for "
+            f"{whose}, whose first sample ({indices[0]}) gives {form_of(leaves)}: {text}. HINT: "
+            "let the data set, or a transform, give the types that the model takes: `.float()` for "
             "inputs, `.long()` for class labels."
         ) from error
 

@@ -145,23 +145,17 @@ def loss_of(output: Any, module: nn.Module) -> Tensor | None:
     return loss.reshape(())
 
 
-def capture_logs(
-    module: nn.Module, num_steps: int, hides_optimizers: bool = False
-) -> AbstractContextManager[dict[str, Any]]:
+def capture_logs(module: nn.Module, num_steps: int) -> AbstractContextManager[dict[str, Any]]:
     """Make `self.log` and `self.trainer` work inside a `training_step` without a Trainer.
 
     Args:
         module: A LightningModule.
         num_steps: How many steps there are.
-        hides_optimizers: Raise where the module looks at its optimisers, rather than show none.
 
     Returns:
         A context manager that gives what was logged last, by name.
     """
-    trainer = LocalTrainer(module, num_training_batches=num_steps)
-    if hides_optimizers:
-        trainer.hide_optimizers()
-    return trainer.attached()
+    return LocalTrainer(module, num_training_batches=num_steps).attached()
 
 
 def gradients_of(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["ModuleState", "state_of"]
+__all__ = ["ModuleState", "forget_states", "state_of"]
 
 # What is compared by value: an equal number that was computed anew is no change.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
@@ -173,9 +173,14 @@ def state_of(module: nn.Module) -> ModuleState:
     """
     state = _taken(module)
     if state.has_changed:
-        _taken.cache_clear()
+        forget_states()
         state = _taken(module)
     return state
+
+
+def forget_states() -> None:
+    """Let go of the modules whose states are kept."""
+    _taken.cache_clear()
 
 
 @lru_cache(maxsize=4)
@@ -216,7 +221,13 @@ class _Part:
         raise NotImplementedError
 
     def restore(self) -> None:
-        raise NotImplementedError
+        if self.has_changed():
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Make it hold what it held."""
+        self.value.clear()
+        self.value.update(self.held)
 
 
 @dataclass(eq=False)
@@ -248,18 +259,13 @@ class _DictPart(_Part):
             if not there or not _same(self.value[key], self.held[key]):
                 yield _joined(self.name, key)
 
-    def restore(self) -> None:
-        if self.has_changed():
-            self.value.clear()
-            self.value.update(self.held)
-
 
 @dataclass(eq=False)
 class _CellPart(_Part):
     def has_changed(self) -> bool:
         return not _same(self.value.cell_contents, self.held)
 
-    def restore(self) -> None:
+    def put_back(self) -> None:
         self.value.cell_contents = self.held
 
 
@@ -268,10 +274,9 @@ class _ListPart(_Part):
     def has_changed(self) -> bool:
         return len(self.value) != len(self.held) or not all(map(_same, self.value, self.held))
 
-    def restore(self) -> None:
-        if self.has_changed():
-            self.value.clear()
-            self.value.extend(self.held)
+    def put_back(self) -> None:
+        self.value.clear()
+        self.value.extend(self.held)
 
 
 @dataclass(eq=False)
@@ -279,20 +284,14 @@ class _SetPart(_Part):
     def has_changed(self) -> bool:
         return bool(self.value != self.held)
 
-    def restore(self) -> None:
-        if self.has_changed():
-            self.value.clear()
-            self.value.update(self.held)
-
 
 @dataclass(eq=False)
 class _ArrayPart(_Part):
     def has_changed(self) -> bool:
         return bool(self.value.tobytes() != self.held.tobytes())
 
-    def restore(self) -> None:
-        if self.has_changed():
-            np.copyto(self.value, self.held)
+    def put_back(self) -> None:
+        np.copyto(self.value, self.held)
 
 
 @dataclass(eq=False)
@@ -303,13 +302,16 @@ class _GeneratorPart(_Part):
         now = _GENERATORS[type(self.value)][0](self.value)
         return pickle.dumps(now) != pickle.dumps(self.held)
 
-    def restore(self) -> None:
+    def put_back(self) -> None:
         self.put(self.value, self.held)
 
 
 @dataclass(eq=False)
 class _TensorPart(_Part):
-    """A tensor; of a trainable parameter only its hooks, and whether it is one."""
+    """A tensor; of a trainable parameter only its hooks, and whether it is one.
+
+    `held` is `None` where values are not looked at.
+    """
 
     version: int
     requires_grad: bool
@@ -330,9 +332,13 @@ class _TensorPart(_Part):
         return value.device.type == "cpu" and not _equal(_sample(value), _sample(held))
 
     def restore(self) -> None:
+        # What BatchNorm writes changes no version, and shows on a CPU only.
+        unseen = self.held is not None and self.value.device.type != "cpu"
+        if unseen or self.has_changed():
+            self.put_back()
+
+    def put_back(self) -> None:
         value = self.value
-        if not self.has_changed():
-            return
         if self.held is not None:
             value.data = self.memory
             value.data.copy_(self.held)
@@ -351,7 +357,9 @@ def _hooks_of(value: Tensor) -> tuple[dict[int, Any], ...]:
 
 def _copy_of(value: Tensor) -> tuple[Tensor | None, int, bool, Tensor]:
     trains = isinstance(value, nn.Parameter) and value.requires_grad
-    if trains or not value.is_leaf or isinstance(value, nn.UninitializedParameter):
+    # Nobody can write to a tensor that was made in inference mode.
+    unheld = trains or value.is_inference() or not value.is_leaf
+    if unheld or isinstance(value, nn.UninitializedParameter):
         return None, 0, value.requires_grad, value.detach()
     return value.detach().clone(), value._version, value.requires_grad, value.data
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -163,10 +163,11 @@ class LocalTrainer:
         """Print: there is one process."""
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
 
-    def hide_optimizers(self) -> None:
+    def hiding_optimizers(self) -> Self:
         """Let nobody look at optimisers and schedulers, of which each client would have its own."""
         for holder in (self, self.strategy):
             holder.optimizers = holder.lr_scheduler_configs = _Hidden()
+        return self
 
     def begin(self, step: int) -> int:
         """Set the counters to local step `step`, each with an optimiser's step.

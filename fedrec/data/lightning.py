@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -29,7 +27,9 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fedrec.clients.batches import check_map_style, form_of
 from fedrec.clients.hooks import check_datamodule
+from fedrec.clients.local import generators_restored
 from fedrec.data.datamodule import FederatedDataModule, check_dataset
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
@@ -91,7 +91,7 @@ class FromDataModule(FederatedDataModule):
     @cached_property
     def _read(self) -> tuple[_Read, _Read | None]:
         data = self.datamodule
-        with isolate_rng(include_cuda=False):
+        with generators_restored(torch.device("cpu")):
             self._seed()
             data.prepare_data()
             self._setup("fit")
@@ -130,7 +130,7 @@ class FromDataModule(FederatedDataModule):
 
     def _seed(self) -> None:
         draws = key(self.seed, "datamodule") % 2**32
-        torch.manual_seed(draws)
+        torch.default_generator.manual_seed(draws)
         np.random.seed(draws)  # noqa: NPY002 - what the user's code may draw from
         random.seed(draws)
 
@@ -157,12 +157,7 @@ class FromDataModule(FederatedDataModule):
                 "HINT: return one of them, or one over the ConcatDataset of their data sets."
             )
         dataset: Any = loader.dataset
-        sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        if not sized or isinstance(dataset, IterableDataset):
-            raise ConfigurationError(
-                f"Expected {method} to return one DataLoader over a map-style dataset, "
-                f"but its dataset is {dataset!r}. HINT: give it `__len__` and `__getitem__`."
-            )
+        check_map_style(f"{method}().dataset", dataset)
         if loader.batch_sampler is None:
             raise ConfigurationError(
                 f"Expected {method} to return a DataLoader that makes batches, but it has "
@@ -264,7 +259,7 @@ def _uncollated(
         if not pair or not all(isinstance(x, Tensor) and x.shape[:1] == rows for x in batch):
             raise ConfigurationError(
                 f"Expected the `collate_fn` of {method} to give pairs of tensors with a row for "
-                f"each sample, which can be split again, but got {_form(batch)} for "
+                f"each sample, which can be split again, but got {form_of(batch)} for "
                 f"{len(chosen)} samples. HINT: make a LightningClient(collate_fn=...) of each part "
                 "of the data set yourself."
             )
@@ -278,12 +273,6 @@ def _uncollated(
                 f"all batches, but got {forms[:5]}. HINT: let it pad all batches to one length."
             )
     return torch.cat(inputs), torch.cat(labels)
-
-
-def _form(batch: Any) -> str:
-    if isinstance(batch, tuple | list):
-        return f"{type(batch).__name__} of {len(batch)}: {', '.join(map(_form, batch[:4]))}"
-    return f"shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
 
 
 def _origins(read: _Read) -> tuple[object, Sequence[int]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from fedrec.clients.local import LogMeans, capture_logs, training_step
+from fedrec.clients.local import LogMeans, training_step
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_custom_gradients
 
@@ -55,7 +55,10 @@ def train_grouped(
     batch = next(cohort.steps())
     watch = SampleWatch(batch, sum(len(steps[0]) for steps in cohort.batches))
     with (
-        capture_logs(module, 1, hides_optimizers=True) as logged,
+        cohort.clients[0]
+        .local_trainer(module, cohort.ctx)
+        .hiding_optimizers()
+        .attached() as logged,
         _sinks(module, rows, watch) as sinks,
         torch.enable_grad(),
     ):

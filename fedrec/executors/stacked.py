@@ -42,7 +42,7 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
         if not shared:
             parameters = {n: p.expand(count, *p.shape).clone() for n, p in parameters.items()}
             optimizer.adopt(parameters)
-        trainer.hide_optimizers()
+        trainer.hiding_optimizers()
         gradient = _per_client_gradient(module, logged, shared)
         for step, samples in enumerate(cohort.steps()):
             batch = tree_map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)

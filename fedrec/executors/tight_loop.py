@@ -8,7 +8,6 @@ from torch import Tensor
 from fedrec.clients.batches import failures_explained
 from fedrec.clients.local import (
     LogMeans,
-    capture_logs,
     generators_restored,
     gradients_of,
     scaled,
@@ -32,7 +31,7 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     with (
         generators_restored(ctx.device),
-        capture_logs(module, 1, hides_optimizers=True) as logged,
+        cohort.clients[0].local_trainer(module, ctx).hiding_optimizers().attached() as logged,
         torch.enable_grad(),
     ):
         for client, steps, row in zip(cohort.clients, cohort.batches, updates, strict=True):

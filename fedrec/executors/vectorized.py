@@ -17,7 +17,7 @@ from fedrec.clients.base import Client
 from fedrec.clients.batches import is_plain
 from fedrec.clients.hooks import needs_sequential
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import LogMeans, capture_logs, gradients_of, scaled
+from fedrec.clients.local import LogMeans, gradients_of, scaled
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import state_of
 from fedrec.exceptions import FedrecWarning
@@ -58,7 +58,9 @@ class VectorizedExecutor(Executor):
     The rule:
 
     1. Clients that are no LightningClients, override `local_update`, have modules of their own or
-       other settings than the rest, or whose layers keep running statistics: `"sequential"`.
+       other settings than the rest, or whose module does something between its batches (hooks,
+       manual optimisation, several optimisers, a scheduler that watches a metric), is compiled, or
+       has layers that keep running statistics: `"sequential"`.
     2. One local step of plain SGD: the first of `"grouped"`, `"vmap"` and `"loop"` that is not
        refused.
     3. Several steps, or another optimiser: `"vmap"` unless it is refused; then `"sequential"`.
@@ -274,18 +276,12 @@ class VectorizedExecutor(Executor):
         signs = torch_generator(ctx.seed, "audit", ctx.round, client.client_id)
         noise = torch.randint(2, global_weights.shape, generator=signs).mul_(2).sub_(1)
         moved = global_weights * (1 + _ROUNDED * noise.to(global_weights))
-        nearby = self._alone(client, moved, ctx, are_loaded=False)
+        nearby = self._alone(client, moved, ctx)
         if nearby is not None and distance <= _TIMES_ROUNDED * float((nearby - alone).norm()):
             return 0.0
         return distance / size if size else math.inf
 
-    def _alone(
-        self,
-        client: Client,
-        global_weights: Tensor,
-        ctx: RoundContext,
-        are_loaded: bool = True,
-    ) -> Tensor | None:
+    def _alone(self, client: Client, global_weights: Tensor, ctx: RoundContext) -> Tensor | None:
         """Return a client's update, computed sequentially; `None` if it is unusable."""
         choice = self._choices.get(True)
         together = choice is not None and choice.path != "loop"
@@ -300,10 +296,9 @@ class VectorizedExecutor(Executor):
             return sent.updates[0] if sent.client_ids else None
         # The same in less time, since nothing draws random numbers: the watch has just seen it.
         module, layout = client.module, ctx.layout
-        if not are_loaded:
-            layout.load(module, global_weights)
+        layout.load(module, global_weights)
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        with capture_logs(module, 1, hides_optimizers=True), torch.enable_grad():
+        with client.local_trainer(module, ctx).hiding_optimizers().attached(), torch.enable_grad():
             batch = client.read(client.batches(ctx)[0], ctx.device)
             gradients = gradients_of(module, parameters, batch, 0, ctx)
         if gradients is None:

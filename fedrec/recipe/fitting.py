@@ -8,11 +8,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedrec.attacks.base import Attack
+from fedrec.clients.local import generators_restored
 from fedrec.data import FederatedDataModule
 from fedrec.exceptions import RecipeError, expected
 from fedrec.recipe.failures import reason_of
@@ -35,7 +35,7 @@ def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
         RecipeError: If the model cannot take the samples, gives no logits, or has fewer outputs
             than there are classes.
     """
-    with isolate_rng(include_cuda=False), torch.no_grad():
+    with generators_restored(torch.device("cpu")), torch.no_grad():
         parts = build_parts(recipe)
         model = parts.model.eval()
         # As the test takes them: a data set may do something to its samples.

@@ -1,6 +1,8 @@
 """What a module remembers is found, and put back exactly."""
 
+import gc
 import random
+import weakref
 from collections import defaultdict, deque
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
-from fedrec.clients.state import ModuleState, state_of
+from fedrec.clients.state import ModuleState, forget_states, state_of
 
 
 def counting():
@@ -161,6 +163,29 @@ def test_the_state_of_a_module_is_taken_anew_where_it_has_changed():
     module.count = 2
     second.restore()
     assert module.count == 1
+
+
+def test_modules_whose_states_are_kept_can_be_let_go():
+    module = nn.Linear(1, 1)
+    state_of(module)
+    held = weakref.ref(module)
+    del module
+    forget_states()
+    gc.collect()
+    assert held() is None
+
+
+def test_tensors_of_inference_mode_are_left_alone():
+    """Metrics of a module that `Trainer.test` has tested hold such."""
+    module = nn.Module()
+    with torch.inference_mode():
+        module.total = torch.ones(2)
+    total, state = module.total, ModuleState(module)
+    assert not state.has_changed
+    module.total = module.total + 1
+    assert state.changes() == ["total"]
+    state.restore()
+    assert module.total is total
 
 
 def test_objects_that_hold_each_other_are_walked_once():

@@ -182,9 +182,12 @@ def test_samples_are_read_through_the_collate_fn() -> None:
 @pytest.mark.parametrize(
     ("collate_fn", "reason"),
     [
-        (lambda s: {"x": torch.zeros(len(s))}, "with a row for each sample.*but got dict"),
-        (lambda s: Pair(torch.zeros(len(s)), torch.zeros(len(s))), "but got Pair of 2"),
-        (lambda s: (torch.zeros(1), torch.zeros(len(s))), "but got tuple of 2: shape"),
+        (lambda s: {"x": torch.zeros(len(s))}, "with a row for each sample.*but got {'x': float32"),
+        (lambda s: Pair(torch.zeros(len(s)), torch.zeros(len(s))), r"but got Pair\(float32"),
+        (
+            lambda s: (torch.zeros(1), torch.zeros(len(s))),
+            r"but got \(float32 of shape \(1,\), float32",
+        ),
         (lambda s: (torch.zeros(len(s), len(s)), torch.zeros(len(s))), "one shape and type in all"),
     ],
 )

@@ -248,6 +248,21 @@ def test_an_audited_difference_makes_the_run_sequential():
     assert torch.allclose(result.global_weights, slow.global_weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_audits_start_from_the_global_weights_whatever_was_audited_before(seed):
+    """Audits of c1 and c3, which take three steps, leave other weights in the module."""
+    base = federation("plain")
+    for client, size in zip(base.clients, (12, 4, 12, 4), strict=True):
+        client.batch_size, client.local_steps, client.local_epochs = size, None, 1
+    loop = FederatedLoop(
+        executor=Wrong(audit=4), logger=False, enable_progress_bar=False, seed=seed
+    )
+    with pytest.warns(FedrecWarning, match="client 'c2' by 0.1 of its size"):
+        result = loop.record(base, FedAvg(), MemoryHistory(), max_rounds=8, server_lr=0.1)
+    assert result.execution["path"] == "grouped and vmap"
+    assert result.execution["departure"]["round"] == CHANGE
+
+
 def test_one_client_a_round_is_drawn_by_seed():
     asked = []
 
