@@ -168,7 +168,8 @@ class LocalTrainer:
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
 
     def hiding_optimizers(self) -> Self:
-        """Let nobody look at optimisers and schedulers, of which each client would have its own."""
+        """Begin, but let nobody look at optimisers and schedulers: each client has its own."""
+        self.begin(0)
         for holder in (self, self.strategy):
             holder.optimizers = holder.lr_scheduler_configs = _Hidden()
         return self

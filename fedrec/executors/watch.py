@@ -276,11 +276,12 @@ class SampleWatch(TorchDispatchMode):
         parts = self._kinds.setdefault(memory, {}) if kind is not None else self._kinds.get(memory)
         if parts is None:
             return
-        if parts.get(_part(x), _UNSEEN) == kind and not isinstance(kind, Mixed):
-            return  # what it is a part of is still of the same kind; not so if it picks samples
+        whole = x.numel() * x.element_size() == x.untyped_storage().nbytes()
+        stays = whole or not isinstance(kind, (Mixed, Constant))
+        if parts.get(_part(x), _UNSEEN) == kind and stays:
+            return  # what it is a part of is still of the same kind
         for part in parts:
             parts[part] = _WRITTEN
-        whole = x.numel() * x.element_size() == x.untyped_storage().nbytes()
         parts[_part(x)] = kind if whole else _WRITTEN
 
     def parts_of_mean(self, what: str, value: Any, count: int) -> int:
