@@ -392,17 +392,17 @@ def _testing(
             if buffers is not None:
                 layout.load_buffers(module, buffers)
             module.eval()
-            with torch.no_grad(), _trainer(module):
+            with torch.no_grad(), _trainer(module, weights.device):
                 yield module
         finally:
             layout.load(module, weights)
             state.restore()
 
 
-def _trainer(module: nn.Module) -> AbstractContextManager[Any]:
+def _trainer(module: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
     """Give a LightningModule a trainer that tests it."""
     if lightning_class(module) is None:
         return nullcontext()
-    trainer = LocalTrainer(module)
+    trainer = LocalTrainer(module, device=device)
     trainer.training, trainer.testing, trainer.evaluating = False, True, True
     return trainer.attached()
