@@ -2,8 +2,8 @@
 
 Each seed is a small module that does what research code does, recorded for 30 rounds (see
 `tests/integration/random_modules.py`). What is done is kept in the CSV file, one line for a block
-of seeds and an executor: a run that was stopped goes on with the blocks that are missing. Whatever
-is wrong says its seed.
+of seeds: a run that was stopped goes on with the blocks that are missing. Whatever is wrong says
+its seed.
 
     python benchmarks/random_modules.py --seeds 0 10000
     python benchmarks/random_modules.py --seeds 0 10000 --table     # print what there is
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
-import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,65 +25,85 @@ from timing import table, write_csv
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
 
 # Found before this file, which has the same name, since it comes first on the path.
-from random_modules import Case, Outcome, compare, executors, random_case, record
+from random_modules import Case, Outcome, compare, random_case
 
 BLOCK = 100
 PATHS = ("grouped", "vmap", "loop", "sequential")
 HEADERS = [
-    *("first seed", "last seed", "executor", "cases", *PATHS, "departures", "reasons"),
-    *("silent", "noted", "raises", "both raise", "largest agreeing", "largest silent", "wrong"),
+    *("first seed", "last seed", "cases", *PATHS, "left grouped", "left vmap", "reasons"),
+    *("silent", "raises", "both raise", "largest agreeing", "largest silent", "wrong"),
 ]
 
 
 @dataclass
 class Tally:
-    """What came of the cases of a block with one executor."""
+    """What came of the cases of a block."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
+    departures: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     largest: dict[str, float] = field(default_factory=dict)
     wrong: list[int] = field(default_factory=list)
 
     def add(self, case: Case, outcome: Outcome) -> None:
         """Count one."""
-        self.verdicts[outcome.verdict] += 1
-        self.paths[outcome.path.partition(" ")[0]] += 1
-        if outcome.departure:
-            self.reasons[re.sub(r"[0-9.e+-]*\d", "#", outcome.departure)[:80]] += 1
-        before = self.largest.get(outcome.verdict, 0.0)
-        self.largest[outcome.verdict] = max(before, outcome.largest)
+        verdict = "silent" if outcome.verdict in ("update", "log") else outcome.verdict
+        path = outcome.path.partition(" ")[0]
+        self.verdicts[verdict] += 1
+        self.paths[path] += 1
+        if outcome.departure is not None:
+            self.departures[path] += 1
+            self.reasons[_kind_of(str(outcome.departure["reason"]))] += 1
+        self.largest[verdict] = max(self.largest.get(verdict, 0.0), outcome.largest)
         if not outcome.is_right:
             self.wrong.append(case.seed)
 
-    def line(self, first: int, last: int, executor: str) -> list[str]:
+    def line(self, first: int, last: int) -> list[str]:
         """Return the line of the table."""
         counts = [self.paths[path] for path in PATHS]
+        left = [self.departures[path] for path in PATHS[:2]]
         reasons = "; ".join(f"{why}: {n}" for why, n in sorted(self.reasons.items()))
-        verdicts = [self.verdicts[v] for v in ("silent", "noted", "raises", "both raise")]
+        verdicts = [self.verdicts[v] for v in ("silent", "raises", "both raise")]
         largest = [f"{self.largest.get(v, 0.0):.1e}" for v in ("agree", "silent")]
         cases = sum(self.verdicts.values())
-        numbers = (first, last, executor, cases, *counts, sum(self.reasons.values()), reasons)
         wrong = " ".join(map(str, self.wrong))
-        return [str(value) for value in (*numbers, *verdicts, *largest, wrong)]
+        values = (first, last, cases, *counts, *left, reasons, *verdicts, *largest, wrong)
+        return [str(value) for value in values]
 
 
-def do(first: int, last: int) -> list[list[str]]:
-    """Compare all cases of a block; return a line for each executor."""
-    tallies = {name: Tally() for name in executors(random_case(first))}
+_KINDS = {
+    "leaves out samples": "labels left out",
+    "reads the value": "reads a value",
+    ".item()": "reads a value",
+    "data-dependent": "reads a value",
+    "reads what it has logged": "reads a value",
+    "random": "draws",
+    "it changes": "remembers",
+    "hook": "hooks",
+    "gradient": "gradients of its own",
+    "backward pass": "gradients of its own",
+    "position": "samples by position",
+    "picks samples": "samples by position",
+    "updates differ": "audit",
+}
+
+
+def _kind_of(reason: str) -> str:
+    """Return which kind of reason it is."""
+    return next((kind for part, kind in _KINDS.items() if part in reason), "samples meet")
+
+
+def do(first: int, last: int) -> list[str]:
+    """Compare all cases of a block; return its line."""
+    tally = Tally()
     for seed in range(first, last + 1):
         case = random_case(seed)
-        reference = record(case, "sequential")
-        taken = ""
-        for name, executor in executors(case).items():
-            if name == taken:  # by the rule
-                continue
-            outcome = compare(case, executor, reference)
-            taken = taken or outcome.path
-            tallies[name].add(case, outcome)
-            if not outcome.is_right:
-                print(f"seed {seed}, {name}: {outcome}", file=sys.stderr, flush=True)
-    return [tally.line(first, last, name) for name, tally in tallies.items()]
+        outcome = compare(case)
+        tally.add(case, outcome)
+        if not outcome.is_right:
+            print(f"seed {seed}: {outcome}", file=sys.stderr, flush=True)
+    return tally.line(first, last)
 
 
 def read(path: Path) -> list[list[str]]:
@@ -113,10 +132,10 @@ def main() -> None:
         last = min(first + BLOCK, end) - 1
         if any(line[:2] == [str(first), str(last)] for line in read(arguments.csv)):
             continue
-        lines = do(first, last)
-        done = [*read(arguments.csv), *lines]  # another process may have done others
-        write_csv(arguments.csv, sorted(done, key=lambda line: (int(line[0]), line[2])), HEADERS)
-        print(f"seeds {first} to {last}: {sum(int(line[10]) for line in lines)} silent", flush=True)
+        line = do(first, last)
+        done = [*read(arguments.csv), line]  # another process may have done others
+        write_csv(arguments.csv, sorted(done, key=lambda line: int(line[0])), HEADERS)
+        print(f"seeds {first} to {last}: wrong {line[-1] or 'none'}", flush=True)
     table(read(arguments.csv), HEADERS)
 
 

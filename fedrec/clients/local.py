@@ -148,6 +148,10 @@ def loss_of(output: Any, module: nn.Module) -> Tensor | None:
 def capture_logs(module: nn.Module, num_steps: int) -> AbstractContextManager[dict[str, Any]]:
     """Make `self.log` and `self.trainer` work inside a `training_step` without a Trainer.
 
+    Args:
+        module: A LightningModule.
+        num_steps: How many steps there are.
+
     Returns:
         A context manager that gives what was logged last, by name.
     """

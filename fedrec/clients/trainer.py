@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from fedrec.clients.hooks import (
 )
 from fedrec.exceptions import (
     ConfigurationError,
+    FedrecError,
     FedrecWarning,
     TrainerAttributeError,
 )
@@ -162,6 +163,12 @@ class LocalTrainer:
         """Print: there is one process."""
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
 
+    def hiding_optimizers(self) -> Self:
+        """Let nobody look at optimisers and schedulers, of which each client would have its own."""
+        for holder in (self, self.strategy):
+            holder.optimizers = holder.lr_scheduler_configs = _Hidden()
+        return self
+
     def begin(self, step: int) -> int:
         """Set the counters to local step `step`, each with an optimiser's step.
 
@@ -204,6 +211,15 @@ class LocalTrainer:
                 if takes_log:
                     part.pop("log", None)
             self.strategy.step = _no_step
+
+
+class _Hidden(list[Any]):
+    """What must not be looked at."""
+
+    def _refuse(self, *args: Any) -> Any:
+        raise FedrecError("it looks at its optimizers")
+
+    __iter__ = __getitem__ = __len__ = _refuse
 
 
 class _Precision:
@@ -289,13 +305,14 @@ class _Logged:
         batch: The current mini-batch; means over an epoch are weighted by its size.
         in_fit: Whether batch after batch is trained on; what belongs to steps and epochs is kept.
         in_epoch: Whether a batch of the epoch has begun.
+        has_unread: Whether something was logged that is not kept, outside of a fit.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.last: dict[str, Any] = {}
         self.batch: Any = None
-        self.in_fit = self.in_epoch = False
+        self.in_fit = self.in_epoch = self.has_unread = False
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._published: tuple[dict[str, Tensor], ...] = ({}, {}, {})
 
@@ -322,6 +339,7 @@ class _Logged:
         check_loggable(name, value)
         self.last[name] = value
         if not self.in_fit:
+            self.has_unread = True
             return
         fx = vars(self.module).get("_current_fx_name") or "training_step"
         of_epoch = fx in _OF_EPOCH
@@ -341,7 +359,14 @@ class _Logged:
             entry.add(as_tensor(value), size)
 
     def published(self) -> tuple[dict[str, Tensor], ...]:
-        """Return the metrics for callbacks, loggers and the progress bar as of now."""
+        """Return the metrics for callbacks, loggers and the progress bar as of now.
+
+        Raises:
+            FedrecError: Outside of a fit, as where many clients are computed at once, if something
+                was logged: that would be missing.
+        """
+        if self.has_unread:
+            raise FedrecError("it reads what it has logged")
         callback, logged, bar = self._published
         for entry in self._entries.values():
             value = entry.of_step() if self.in_epoch else entry.of_epoch()

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import LogMeans
 from fedrec.executors.batches import ClientData
+from fedrec.executors.watch import CannotGroupError
 from fedrec.types import RoundContext
 
 __all__ = ["Cohort", "Train"]
@@ -47,6 +49,16 @@ class Cohort:
         self.ctx.layout.load(self.module, self.global_weights)
         if self.ctx.buffers is not None:
             self.ctx.layout.load_buffers(self.module, self.ctx.buffers)
+
+    def refuse_other_weights(self, weights: Tensor | None = None) -> None:
+        """Raise `CannotGroupError` if a training step wrote to the weights, for all clients.
+
+        Args:
+            weights: What they are now, shape $(d,)$; those of the module if left out.
+        """
+        weights = self.ctx.layout.flatten(self.module) if weights is None else weights
+        if not torch.equal(weights, self.global_weights):
+            raise CannotGroupError("it changes its weights itself")
 
     def steps(self) -> Iterator[Any]:
         """Yield the batches of each local step, see `ClientData.steps`."""

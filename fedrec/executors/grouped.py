@@ -55,7 +55,10 @@ def train_grouped(
     batch = next(cohort.steps())
     watch = SampleWatch(batch, sum(len(steps[0]) for steps in cohort.batches))
     with (
-        cohort.clients[0].local_trainer(module, cohort.ctx).attached() as logged,
+        cohort.clients[0]
+        .local_trainer(module, cohort.ctx)
+        .hiding_optimizers()
+        .attached() as logged,
         _sinks(module, rows, watch) as sinks,
         torch.enable_grad(),
     ):
@@ -79,6 +82,7 @@ def train_grouped(
             allow_unused=True,
         )
         logs.add(logged, count)
+    cohort.refuse_other_weights()
     of_outputs, others = dict(zip(used, found, strict=False)), found[len(used) :]
     del found  # each gradient is let go when it has been used
     for name, gradient in zip(parameters, others, strict=True):

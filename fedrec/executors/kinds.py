@@ -224,7 +224,9 @@ def _linear(op: Operation, kinds: Sequence[Kind | None]) -> Kind:
         return first
     if isinstance(first, Count) or any(isinstance(k, Count) for k in reduced[1:]):
         if name == "div" and isinstance(first, Sum) and len(reduced) == 2 and kinds[0] is first:
-            return _divided(first, op)
+            mean = _divided(first, op)
+            if isinstance(mean, Mean):
+                return mean
         return Mixed(f"`{name}` of a number of samples is not what it is for one client")
     if name in _LINEAR_IN_ALL and len(set(reduced)) == 1:
         return first

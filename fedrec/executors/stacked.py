@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from fedrec.clients.local import LogMeans, training_step
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.executors.cohort import Cohort
-from fedrec.executors.watch import EscapeWatch
+from fedrec.executors.watch import CannotGroupError, EscapeWatch
 
 __all__ = ["train_stacked"]
 
@@ -27,12 +27,13 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
         logs: Gets what was logged.
 
     Raises:
-        CannotGroupError: If a step reads values or hooks into gradients.
+        CannotGroupError: If a step reads values, hooks into gradients or changes weights.
     """
     cohort.load()
     module, layout, count = cohort.module, cohort.ctx.layout, len(cohort.clients)
     num_steps = len(cohort.batches[0])
-    parameters = layout.unflatten(cohort.global_weights)
+    weights = cohort.global_weights.clone()  # the module may write to what it is given
+    parameters = layout.unflatten(weights)
     found: dict[str, Tensor] = {}
     trainer = cohort.clients[0].local_trainer(module, cohort.ctx)
     with trainer.attached() as logged:
@@ -41,6 +42,7 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
         if not shared:
             parameters = {n: p.expand(count, *p.shape).clone() for n, p in parameters.items()}
             optimizer.adopt(parameters)
+        trainer.hiding_optimizers()
         gradient = _per_client_gradient(module, logged, shared)
         for step, samples in enumerate(cohort.steps()):
             batch = tree_map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)
@@ -50,7 +52,12 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
                 scale = optimizer.gradient_scale()
                 named = {n: g * scale.get(n, 0.0) for n, g in gradients.items()}
                 layout.flatten_dict(named, updates)
+                cohort.refuse_other_weights(weights)
             else:
+                if not all(
+                    torch.equal(p, optimizer.twins[n].float()) for n, p in parameters.items()
+                ):
+                    raise CannotGroupError("it changes its weights itself")
                 parameters = optimizer.step(gradients, trainer.is_last_batch)
     if not shared:
         layout.flatten_dict(optimizer.total, updates)

@@ -31,7 +31,7 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     with (
         generators_restored(ctx.device),
-        cohort.clients[0].local_trainer(module, ctx).attached() as logged,
+        cohort.clients[0].local_trainer(module, ctx).hiding_optimizers().attached() as logged,
         torch.enable_grad(),
     ):
         for client, steps, row in zip(cohort.clients, cohort.batches, updates, strict=True):
@@ -49,3 +49,4 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
                 row.zero_()
             else:
                 ctx.layout.flatten_dict(scaled(gradients, cohort.scale), row)
+    cohort.refuse_other_weights()

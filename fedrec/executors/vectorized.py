@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ from fedrec.executors.batches import CannotJoinError, ClientData
 from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.sequential import SequentialExecutor
-from fedrec.executors.watch import refuse_hooks, traceless
+from fedrec.executors.watch import CannotGroupError, refuse_hooks, traceless
 from fedrec.parameters import keeps_running_statistics
 from fedrec.random import reused_generator, torch_generator
 from fedrec.types import CohortUpdates, RoundContext
@@ -134,11 +135,7 @@ class VectorizedExecutor(Executor):
             lightning = [c for c in clients if isinstance(c, LightningClient)]
             module = lightning[0].module
             self._data, self._state = ClientData(lightning, ctx.device), state_of(module)
-            with lightning[0].local_trainer(module, ctx).attached():
-                optimizer = LocalOptimizer(module, lightning[0].local_lr)
-            self._state.restore()
-            self._plain_sgd, self._elementwise = optimizer.is_plain_sgd, optimizer.is_elementwise
-            self._scale = optimizer.gradient_scale()
+            self._configure(lightning[0], ctx)
             cohort = self._cohort(self._data, lightning, global_weights, ctx)
             for direct, rows in self._kinds(cohort).items():
                 self._choices[direct] = self._choose(direct, cohort.select(rows))
@@ -193,10 +190,12 @@ class VectorizedExecutor(Executor):
     ) -> CohortUpdates | None:
         """Compute along the chosen paths; `None` where the sequential one was chosen."""
         lightning = [c for c in clients if isinstance(c, LightningClient)]
+        # It may have changed between rounds, by a callback for instance.
+        module, tried = lightning[0].module, self._state
+        self._state = state_of(module)
+        self._configure(lightning[0], ctx)
         cohort = self._cohort(data, lightning, global_weights, ctx)
         kinds = self._kinds(cohort)
-        # It may have changed between rounds, by a callback for instance.
-        tried, self._state = self._state, state_of(cohort.module)
         for direct, rows in kinds.items():
             # Other work than the clients' own may be of another kind than what was planned for.
             if direct not in self._choices:
@@ -205,9 +204,9 @@ class VectorizedExecutor(Executor):
             return None
         updates = torch.empty(len(clients), global_weights.numel(), device=ctx.device)
         logs = LogMeans()
-        is_new = self._state is not tried
-        if is_new and any(self._choices[direct].path != "loop" for direct in kinds):
-            refuse_hooks(cohort.module)
+        together = any(self._choices[direct].path != "loop" for direct in kinds)
+        if self._state is not tried and together:
+            refuse_hooks(module)
         with traceless(self._state):
             for direct, rows in kinds.items():
                 choice = self._choices[direct]
@@ -233,7 +232,12 @@ class VectorizedExecutor(Executor):
         if self.audit == 0:
             return None
         generator = reused_generator(ctx.seed, "audit", ctx.round)
-        rows = generator.permutation(len(clients))[: max(self.audit, _NUM_DOUBTED)].tolist()
+        rows = generator.permutation(len(clients)).tolist()
+        # What is computed by itself cannot be mistaken for a part of the others.
+        sizes = [_batch_size(client) for client in clients]
+        alone = {size for size, count in Counter(sizes).items() if count == 1}
+        rows.sort(key=lambda row: sizes[row] in alone)
+        rows = rows[: max(self.audit, _NUM_DOUBTED)]
         differences = [
             self._difference(clients[row], updates[row], global_weights, ctx)
             for row in rows[: self.audit]
@@ -283,6 +287,7 @@ class VectorizedExecutor(Executor):
         together = choice is not None and choice.path != "loop"
         if (
             not together
+            or not self._plain_sgd
             or not isinstance(client, LightningClient)
             or not is_plain(client.dataset, client.collate_fn)
             or client.num_local_steps(ctx) > 1
@@ -293,7 +298,7 @@ class VectorizedExecutor(Executor):
         module, layout = client.module, ctx.layout
         layout.load(module, global_weights)
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        with client.local_trainer(module, ctx).attached(), torch.enable_grad():
+        with client.local_trainer(module, ctx).hiding_optimizers().attached(), torch.enable_grad():
             batch = client.read(client.batches(ctx)[0], ctx.device)
             gradients = gradients_of(module, parameters, batch, 0, ctx)
         if gradients is None:
@@ -327,6 +332,19 @@ class VectorizedExecutor(Executor):
         )
         return sent
 
+    def _configure(self, client: LightningClient, ctx: RoundContext) -> None:
+        """Take note of the optimiser that the module configures in this round."""
+        with client.local_trainer(client.module, ctx).attached():
+            optimizer = LocalOptimizer(client.module, client.local_lr)
+        self._state.restore()
+        if any(config.reduce_on_plateau for config in optimizer.schedulers):
+            raise CannotGroupError("a scheduler watches a metric")
+        self._plain_sgd, self._scale = optimizer.is_plain_sgd, optimizer.gradient_scale()
+        self._elementwise = optimizer.is_elementwise
+        choice = self._choices.get(False)
+        if not self._elementwise and choice is not None and choice.path != "sequential":
+            raise CannotGroupError("the optimizer does not work elementwise")
+
     def _cohort(
         self,
         data: ClientData,
@@ -357,6 +375,11 @@ class VectorizedExecutor(Executor):
         if found.chunk_size is None or self.chunk_size is None:
             return found
         return replace(found, chunk_size=self.chunk_size)
+
+
+def _batch_size(client: Client) -> int:
+    size: int | None = getattr(client, "batch_size", None)
+    return client.num_samples if size is None else min(size, client.num_samples)
 
 
 def _why_sequential(clients: Sequence[Client]) -> str | None:

@@ -125,8 +125,11 @@ class EscapeWatch(TorchFunctionMode):
         why = _ESCAPES.get(func)
         if why is not None and any(self.is_watched(x) for x in flat(args)):
             raise CannotGroupError(why)
+        creates = func in _CREATIONS
+        if creates and any(self.is_watched(x) for x in _in_lists(args)):
+            raise CannotGroupError(_READ)
         result = self.compute(func, args, kwargs or {})
-        if func in _CREATIONS and not isinstance(args[0], Tensor):
+        if creates and not isinstance(args[0], Tensor):
             self.created(result)
         return result
 
@@ -142,7 +145,17 @@ class EscapeWatch(TorchFunctionMode):
         """Take note of a tensor that was made of anything but tensors."""
 
 
-_CREATIONS = (torch.from_numpy, torch.frombuffer, torch.as_tensor, torch.asarray, torch.tensor)
+def _in_lists(args: Any) -> Any:
+    """Yield tensors in lists, whose numbers are read: torch does not say so."""
+    for values in args:
+        if isinstance(values, (list, tuple)):
+            yield from (x for x in tree_leaves(values) if isinstance(x, Tensor))
+
+
+_CREATIONS = (
+    *(torch.from_numpy, torch.frombuffer, torch.as_tensor, torch.asarray, torch.tensor),
+    *(Tensor.new_tensor, Tensor.new),
+)
 _HOOK = "it hooks into a gradient"
 _READ = "it reads the value of a tensor"
 _GRADIENT = "it computes a gradient itself"
@@ -152,6 +165,9 @@ _ESCAPES: dict[Any, str] = {
     Tensor.numpy: _READ,
     Tensor.tolist: _READ,
     Tensor.__array__: _READ,
+    Tensor.__repr__: _READ,  # torch turns off what watches
+    Tensor.__reduce_ex__: _READ,
+    Tensor.__deepcopy__: "it copies a tensor in a way that fedrec does not see",
     Tensor.__dlpack__: _READ,
     Tensor.data_ptr: _READ,
     Tensor.untyped_storage: _READ,
@@ -285,8 +301,10 @@ class SampleWatch(TorchDispatchMode):
         """Note the new kind of a tensor that was written to, and of what shares its memory."""
         memory = x.untyped_storage().data_ptr()
         parts = self._kinds.setdefault(memory, {}) if kind is not None else self._kinds.get(memory)
-        if parts is None or parts.get(_part(x), _UNSEEN) == kind:
+        if parts is None:
             return
+        if parts.get(_part(x), _UNSEEN) == kind and not isinstance(kind, Mixed):
+            return  # what it is a part of is still of the same kind; not so if it picks samples
         for part in parts:
             parts[part] = _WRITTEN
         whole = x.numel() * x.element_size() == x.untyped_storage().nbytes()

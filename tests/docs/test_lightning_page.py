@@ -56,7 +56,7 @@ def test_every_hook_is_told_as_it_is(title: str, hooks: dict[str, str]) -> None:
 
 def test_every_attribute_of_the_trainer_is_told() -> None:
     told = {name for names, *_ in rows("Attributes of `self.trainer`") for name in names}
-    ways_in = {"attached", "begin"}
+    ways_in = {"attached", "begin", "hiding_optimizers"}
     trainer = LocalTrainer(MLP(in_features=2))
     assert told == {n for n in dir(trainer) if not n.startswith("_")} - ways_in
 

@@ -1,6 +1,7 @@
 """Random modules: an executor that is fast gives what one client after another does, or says so."""
 
 import dataclasses
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,27 +14,41 @@ from fedrec.executors import SequentialExecutor
 
 sys.path.insert(0, str(Path(__file__).parent))
 import random_modules
-from random_modules import LIMIT, ROUNDS, all_features, compare, executors, random_case, record
+from random_modules import LIMIT, ROUNDS, all_features, compare, random_case, record
 
-SEEDS, CHUNK = 320, 16
-# The path is left to the executor in half of the cases.
-WAYS = ("auto", "grouped", "auto", "vmap")
+SEEDS, CHUNK = 300, 60
+# Of each chunk: cases along a path, and those that leave it in a later round.
+LEAST = {"grouped": 17, "vmap": 18, "left grouped": 8, "left vmap": 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_collect():
+    """Leave what there is out of collections: they are frequent here, and a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_no_update_differs_in_silence(first: int) -> None:
-    wrong = {}
+def test_nothing_differs(first: int) -> None:
+    wrong, counts = {}, Counter[str]()
     for seed in range(first, first + CHUNK):
         case = random_case(seed)
-        way = WAYS[seed % len(WAYS)]
-        outcome = compare(case, executors(case)[way])
+        outcome = compare(case)
         if not outcome.is_right:
-            wrong[seed, way] = outcome, case.plan
-    assert not wrong, "\n".join(f"seed {s}, {way}: {what}" for (s, way), what in wrong.items())
+            wrong[seed] = outcome, case.plan
+        path = outcome.path.partition(" ")[0]
+        counts[path] += 1
+        counts[f"left {path}"] += outcome.departure is not None
+    assert not wrong, "\n".join(f"seed {seed}: {what}" for seed, what in wrong.items())
+    # What is refused at once shows little.
+    assert {name: counts[name] for name in LEAST if counts[name] < LEAST[name]} == {}
 
 
-def test_the_cases_have_everything_there_is() -> None:
-    counts = Counter(name for seed in range(SEEDS) for name in random_case(seed).features)
+def test_there_are_cases_of_everything() -> None:
+    """Of 12 cases 4 have one thing for sure, so that some hundreds have all; CI has the first."""
+    counts = Counter(name for seed in range(1000) for name in random_case(seed).features)
     assert set(counts) <= all_features()
     assert {name for name in all_features() if counts[name] == 0} == set()
 
@@ -80,6 +95,7 @@ def plain_case(loss: str) -> random_modules.Case:
         hook=None,
         logs=(),
         optimizer="sgd",
+        returns_dict=False,
     )
     return dataclasses.replace(
         case,
@@ -90,12 +106,13 @@ def plain_case(loss: str) -> random_modules.Case:
         data="tensors",
         server_lr=0.2,
         chunk_size=None,
+        way="auto",
     )
 
 
 def test_a_difference_of_one_client_in_a_late_round_is_found() -> None:
     outcome = compare(plain_case("cross_entropy"), Off())
-    assert outcome.verdict == "silent"
+    assert outcome.verdict == "update"
     assert (outcome.round, outcome.rounds, outcome.clients) == (ROUNDS - 2, 2, 1)
     assert outcome.largest == pytest.approx(3 * LIMIT, rel=1e-2)
 
@@ -103,10 +120,45 @@ def test_a_difference_of_one_client_in_a_late_round_is_found() -> None:
 def test_a_mean_that_counts_ignored_labels_is_found() -> None:
     case = plain_case("ignore_index")
     outcome = compare(case, CountsIgnored())
-    assert outcome.verdict == "silent"
+    assert outcome.verdict == "update"
     # One of three samples is ignored: two thirds of the update are sent.
     assert outcome.largest == pytest.approx(1 / 3, rel=1e-5)
     assert compare(plain_case("cross_entropy"), SequentialExecutor()).largest == 0
+
+
+class WrongAfterwards(random_modules.Planned):
+    """Sends twice of everything in the round in which it leaves its path."""
+
+    def compute(self, clients: Any, global_weights: Any, ctx: Any) -> Any:
+        sent = super().compute(clients, global_weights, ctx)
+        if self.departure is not None and self.departure["round"] == ctx.round:
+            sent.updates.mul_(2)
+        return sent
+
+
+def test_a_departure_excuses_nothing() -> None:
+    outcome = compare(plain_case("ignore_class"), WrongAfterwards(warn=False))
+    assert outcome.verdict == "update"
+    assert outcome.departure is not None
+    assert (outcome.round, outcome.rounds) == (outcome.departure["round"], 1)
+    assert outcome.largest == pytest.approx(1, rel=1e-5)
+    assert compare(plain_case("ignore_class")).verdict == "agree"
+
+
+def test_a_difference_of_what_is_logged_is_found() -> None:
+    class LogsMore(SequentialExecutor):
+        def compute(self, clients: Any, global_weights: Any, ctx: Any) -> Any:
+            sent = super().compute(clients, global_weights, ctx)
+            more = 1.01 if ctx.round == ROUNDS - 1 else 1
+            metrics = {name: more * value for name, value in sent.metrics.items()}
+            return dataclasses.replace(sent, metrics=metrics)
+
+    case = plain_case("cross_entropy")
+    case = dataclasses.replace(case, plan=dataclasses.replace(case.plan, logs=("mean",)))
+    outcome = compare(case, LogsMore())
+    assert (outcome.verdict, outcome.round, outcome.rounds) == ("log", ROUNDS - 1, 1)
+    assert outcome.largest == pytest.approx(0.01, rel=1e-3)
+    assert compare(case, SequentialExecutor()).verdict == "agree"
 
 
 def test_rounding_is_told_from_an_error() -> None:

@@ -37,6 +37,9 @@ KINDS = {
     "own backward": "it has a backward pass of its own (ReversedBackward)",
     "penalty": "net.weight is used outside of its layer",
     "skip": "training_step returned None",
+    "logged": "it reads what it has logged",
+    "optimizers": "it looks at its optimizers",
+    "weights": "it changes its weights itself",
 }
 
 
@@ -93,6 +96,14 @@ class Changing(pl.LightningModule):
         if self.kind == "position":
             each = functional.cross_entropy(logits, y, reduction="none")
             loss = (each * torch.arange(len(y))).mean()
+        if self.kind == "logged":
+            self.log("loss", loss)
+            loss = loss / self.trainer.callback_metrics.get("loss", 1.0)
+        if self.kind == "optimizers":
+            loss = loss * (1 + len(self.trainer.optimizers))
+        if self.kind == "weights":
+            with torch.no_grad():
+                self.net.weight.mul_(0.5)
         if self.kind == "gradient":
             (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
             loss = loss + gradient.square().sum()
@@ -124,22 +135,22 @@ class LaterSequential(Later):
         super().__init__(path="sequential")
 
 
-def federation(kind):
+def federation(kind, module=Changing, sizes=(12, 12, 12, 12), **local):
     torch.manual_seed(1)
-    module = Changing(kind)
+    module = module(kind)
     clients = []
-    for i in range(4):
+    for i, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(i)
-        data = TensorDataset(torch.randn(12, 4, generator=generator), torch.arange(12) % 3)
-        clients.append(LightningClient(f"c{i}", module, data, batch_size=4))
+        data = TensorDataset(torch.randn(size, 4, generator=generator), torch.arange(size) % 3)
+        clients.append(LightningClient(f"c{i}", module, data, batch_size=4, **local))
     return Federation(clients, module)
 
 
-def record(kind, executor, history=None, **kwargs):
-    loop = FederatedLoop(executor=executor, logger=False, enable_progress_bar=False)
+def record(kind, executor, history=None, max_rounds=8, resume=False, seed=0, **made):
+    loop = FederatedLoop(executor=executor, logger=False, enable_progress_bar=False, seed=seed)
     history = MemoryHistory() if history is None else history
-    arguments = {"max_rounds": 8, "server_lr": 0.1, **kwargs}
-    return loop.record(federation(kind), FedAvg(), history, **arguments), history, loop
+    arguments = {"max_rounds": max_rounds, "server_lr": 0.1, "resume": resume}
+    return loop.record(federation(kind, **made), FedAvg(), history, **arguments), history, loop
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,6 +169,61 @@ def test_a_change_of_regime_is_seen_in_its_round(kind):
         assert (fast.departure is None) == (t < CHANGE)
         difference = (fast.updates - reference.updates).norm(dim=1)
         assert bool((difference <= 1e-5 * reference.updates.norm(dim=1) + 1e-6).all())
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_stacked_weights_that_a_step_changes_are_no_longer_those_of_the_server(steps):
+    with pytest.warns(FedrecWarning, match="it changes its weights itself"):
+        _, history, _ = record("weights", Later(path="vmap", audit=0), local_steps=steps)
+    _, slowly, _ = record("weights", LaterSequential(), local_steps=steps)
+    for t in range(8):
+        fast, reference = history.read_round(t), slowly.read_round(t)
+        assert torch.allclose(fast.global_weights, reference.global_weights, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(fast.updates, reference.updates, rtol=1e-4, atol=1e-5)
+
+
+class Slower(Changing):
+    """Has another learning rate, and later another optimiser, in later rounds."""
+
+    round = 0
+
+    def configure_optimizers(self):
+        lr = 0.1 / (1 + self.round)
+        if self.round >= CHANGE:
+            return torch.optim.Adam(self.parameters(), lr=lr)
+        return torch.optim.SGD(self.parameters(), lr=lr)
+
+
+class TellsRound(VectorizedExecutor):
+    def compute(self, clients, global_weights, ctx):
+        clients[0].module.round = ctx.round
+        return super().compute(clients, global_weights, ctx)
+
+
+def test_the_optimizer_is_that_of_the_round():
+    """The update is the gradient times learning rate over `local_lr`: 1, 1/2, 1/3 and so on."""
+    _, history, _ = record("plain", TellsRound(), module=Slower, local_lr=0.1)
+    _, slowly, _ = record("plain", TellsRound("sequential"), module=Slower, local_lr=0.1)
+    for t in range(8):
+        fast, reference = history.read_round(t), slowly.read_round(t)
+        assert fast.departure is None
+        assert torch.allclose(fast.updates, reference.updates, rtol=1e-4, atol=1e-6)
+
+
+class OverLength(Changing):
+    """Divides by twice the number of samples, from a round on."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        total = functional.cross_entropy(self.net(x), y, reduction="sum")
+        return total / ((2 if self.now else 1) * len(x))
+
+
+def test_clients_that_are_computed_with_others_are_audited_first():
+    """Whose batch has a size of its own is right whatever the others do to each other."""
+    for seed in range(5):
+        with pytest.warns(FedrecWarning, match=f"From round {CHANGE} on"):
+            record("plain", Later(), module=OverLength, sizes=(12, 12, 2), seed=seed)
 
 
 class Wrong(VectorizedExecutor):
