@@ -127,21 +127,26 @@ class ParameterVector:
         parameters = dict(module.named_parameters())
         return torch.cat([parameters[n].detach().reshape(-1) for n in self.names])
 
-    def load(self, module: nn.Module, vector: Tensor) -> None:
+    def load(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
         """Copy a vector into the module's trainable parameters, in place.
 
         Args:
             module: A module of this layout.
             vector: Shape $(d,)$.
 
+        Returns:
+            The vector's parts by parameter name, see `unflatten`.
+
         Raises:
             ShapeError: If the vector has another length.
         """
         self._check(vector, self.num_parameters, "the vector")
         parameters = dict(module.named_parameters())
+        parts = self.unflatten(vector)
         with torch.no_grad():
-            for name, part in self.unflatten(vector).items():
+            for name, part in parts.items():
                 parameters[name].copy_(part)
+        return parts
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """View a vector as named parameters.
@@ -196,7 +201,7 @@ class ParameterVector:
         for name, recorded in wanted.items():
             if name not in able:
                 raise ConfigurationError(
-                    expected("buffers", "of the model, with numbers to average", name, known=able)
+                    expected("buffers", "names of buffers with numbers", name, known=able)
                 )
             buffer = known[name]
             spec[name] = {
@@ -206,7 +211,7 @@ class ParameterVector:
             if recorded is not None and spec[name] != dict(recorded):
                 raise ConfigurationError(
                     f"Expected the buffer `{name}` to be as in the recording, {dict(recorded)}, "
-                    f"but the model has {spec[name]}."
+                    f"but the model has {spec[name]}. HINT: use the model that was recorded with."
                 )
         self.buffer_spec = spec
         buffers = [known[name] for name in spec]

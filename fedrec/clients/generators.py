@@ -1,101 +1,98 @@
-"""Generators of random numbers that a data set holds."""
+"""The random generators that a user's code may draw from without being given one."""
 
 from __future__ import annotations
 
+import ctypes
 import random
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from types import FunctionType, MethodType
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedrec.clients.state import GENERATORS
-from fedrec.random import key
+from fedrec.exceptions import ConfigurationError
 
-__all__ = ["held_generators", "held_restored", "seed_held"]
+__all__ = ["GlobalState", "global_state", "put_global_state"]
 
-# Longer lists hold samples.
-_MOST_ENTRIES = 100
-_LEAVES = (Tensor, np.ndarray, str, bytes, int, float, complex, type, type(None))
+# Of NumPy's Mersenne Twister: its 624 words, and the position in them.
+_WORDS, _BYTES = 4 * 624, 4 * 625
 
 
-def held_generators(*values: Any) -> list[Any]:
-    """Return the generators that these objects hold, and the objects in them, in a fixed order.
-
-    Those are `torch.Generator`, `numpy.random.Generator`, `numpy.random.RandomState` and
-    `random.Random`, as attributes (of a transform, say), in short lists and dicts, or in variables
-    that a function shares with the one it was made in.
+@dataclass(frozen=True)
+class GlobalState:
+    """The state of Python's `random` and of NumPy's global generator.
 
     Args:
-        *values: Data sets, functions.
+        python: What `random.getstate` returns.
+        words: The memory of NumPy's Mersenne Twister.
+        waiting: The normal number that NumPy has drawn and not given out: it draws them in pairs.
+    """
+
+    python: tuple[Any, ...]
+    words: bytes
+    waiting: float | None
+
+
+def global_state() -> GlobalState:
+    """Return the state of both generators, which stay as they are.
 
     Examples:
-        >>> transforms = [str, random.Random(0)]
-        >>> [type(g).__name__ for g in held_generators({"transforms": transforms})]
-        ['Random']
+        >>> state = global_state()
+        >>> first = random.random(), np.random.standard_normal()
+        >>> put_global_state(state)
+        >>> (random.random(), np.random.standard_normal()) == first
+        True
+        >>> put_global_state(state)
+        >>> global_state() == state
+        True
     """
-    found: list[Any] = []
-    seen: set[int] = set()
-    waiting = deque(values)
-    while waiting:
-        value = waiting.popleft()
-        if isinstance(value, _LEAVES) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if type(value) in GENERATORS:
-            found.append(value)
-        elif isinstance(value, dict):
-            waiting.extend(value.values() if len(value) <= _MOST_ENTRIES else ())
-        elif isinstance(value, (list, tuple, set, deque)):
-            waiting.extend(value if len(value) <= _MOST_ENTRIES else ())
-        elif isinstance(value, FunctionType):
-            waiting.extend(c.cell_contents for c in value.__closure__ or () if _is_filled(c))
-            waiting.extend(value.__defaults__ or ())
-        elif isinstance(value, MethodType):
-            waiting.append(value.__self__)
-        elif isinstance(value, partial):
-            waiting.extend((value.func, value.args, value.keywords))
-        elif hasattr(value, "__dict__"):
-            waiting.extend(vars(value).values())
-    return found
+    # `np.random.get_state` takes as long as a whole layer of a small model, and setting it, too.
+    words = _words()
+    state = GlobalState(random.getstate(), words, _take_waiting())
+    _put_numpy(state)
+    return state
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - it raises
-    except ValueError:
-        return False
-    return True
+def put_global_state(state: GlobalState) -> None:
+    """Put both generators into a state."""
+    random.setstate(state.python)
+    _put_numpy(state)
 
 
-@contextmanager
-def held_restored(held: Sequence[Any]) -> Iterator[None]:
-    """Leave these generators as they were found."""
-    states = [GENERATORS[type(generator)][0](generator) for generator in held]
-    try:
-        yield
-    finally:
-        for generator, state in zip(held, states, strict=True):
-            GENERATORS[type(generator)][1](generator, state)
+def _put_numpy(state: GlobalState) -> None:
+    if state.waiting is None:
+        _take_waiting()
+        ctypes.memmove(_address_of(_generator()), state.words, _BYTES)
+        return
+    key = np.frombuffer(state.words[:_WORDS], dtype=np.uint32)
+    position = int(np.frombuffer(state.words[_WORDS:], dtype=np.int32)[0])
+    np.random.set_state(("MT19937", key, position, 1, state.waiting))  # noqa: NPY002
 
 
-def seed_held(
-    held: Sequence[Any], seed: int, purpose: str, round: int = 0, client_id: str = ""
-) -> None:
-    """Make what these generators give a function of the other arguments, see `fedrec.random`."""
-    for i, generator in enumerate(held):
-        whole = key(seed, f"{purpose}-{i}", round, client_id)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(whole & (2**63 - 1))
-        elif isinstance(generator, random.Random):
-            generator.seed(whole)
-        elif isinstance(generator, np.random.RandomState):
-            generator.seed(np.frombuffer(whole.to_bytes(16, "little"), dtype="<u4"))
-        else:
-            bits = generator.bit_generator
-            bits.state = type(bits)(whole).state
+def _take_waiting() -> float | None:
+    """Leave no number waiting; return the one that was. The words may change."""
+    words = _words()
+    number = np.random.standard_normal()  # noqa: NPY002
+    if _words() == words:  # it had been drawn before
+        return number
+    np.random.standard_normal()  # noqa: NPY002 - the other one of the pair
+    return None
+
+
+def _words() -> bytes:
+    return ctypes.string_at(_address_of(_generator()), _BYTES)
+
+
+def _generator() -> Any:
+    return np.random.get_bit_generator()  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1)
+def _address_of(generator: Any) -> int:
+    if type(generator) is not np.random.MT19937:
+        raise ConfigurationError(
+            f"Expected NumPy's global generator to be an MT19937, but got {generator!r}. "
+            "HINT: hand another one to what draws from it; leave `np.random.set_bit_generator`."
+        )
+    address: int = generator.ctypes.state_address
+    return address

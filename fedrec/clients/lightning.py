@@ -25,7 +25,7 @@ from fedrec.clients.batches import (
 )
 from fedrec.clients.buffers import buffers_after
 from fedrec.clients.fit import LocalFit
-from fedrec.clients.generators import held_generators
+from fedrec.clients.held_generators import held_generators
 from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
 from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
@@ -238,12 +238,13 @@ class LightningClient(Client):
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
         """Train from the global weights; see the class for what is returned."""
         module, layout, batches = self.module, ctx.layout, self.batches(ctx)
-        layout.load(module, global_weights)
+        start = layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
         work = ctx.work
         trainer = self.local_trainer(module, ctx)
         state = state_of(module)
+        changes: list[str] | None = None
         try:
             with (
                 random_numbers(ctx, self.client_id, self.generators()),
@@ -253,13 +254,15 @@ class LightningClient(Client):
                 optimizer = LocalOptimizer(module, self.local_lr, None if work is None else work.lr)
                 objective = None if work is None else work.objective
                 fit = LocalFit(self, trainer, optimizer, ctx, objective)
-                total = fit.run(batches, layout.unflatten(global_weights))
+                total = fit.run(batches, start)
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}
-            buffers = buffers_after(module, ctx, state)
+            changes = state.changes() if state.has_changed else []
+            buffers = buffers_after(module, ctx, changes)
         finally:
-            clear_gradients(module)
-            state.restore()
+            clear_gradients(module.parameters())
+            if changes != []:  # or `None`, after an error
+                state.restore()
         return ClientUpdate(
             update=update, num_samples=self.num_samples, metrics=metrics, buffers=buffers
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrec.clients.generators import held_restored, seed_held
+from fedrec.clients.generators import global_state, put_global_state
+from fedrec.clients.held_generators import held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, run
 from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError
@@ -112,15 +113,13 @@ def random_numbers(ctx: RoundContext, client_id: str, held: Sequence[Any] = ()) 
 def generators_restored(device: torch.device, held: Sequence[Any] = ()) -> Iterator[None]:
     """Leave the global generators (torch's those of this device), and these, as they were found."""
     devices = [] if device.type == "cpu" else [device]
-    state = random.getstate()
-    legacy = np.random.get_state()  # noqa: NPY002 - what the user's code may draw from
+    state = global_state()
     with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
         try:
             with held_restored(held):
                 yield
         finally:
-            random.setstate(state)
-            np.random.set_state(legacy)  # noqa: NPY002
+            put_global_state(state)
 
 
 def seed_generators(ctx: RoundContext, client_id: str, held: Sequence[Any] = ()) -> None:
@@ -174,14 +173,14 @@ def gradients_of(
     ctx: RoundContext,
 ) -> dict[str, Tensor] | None:
     """Return the gradient of one training step by parameter name; `None` if there is no loss."""
-    clear_gradients(module)
+    clear_gradients(parameters.values())
     with ctx.autocast():
         loss = training_step(module, batch, step)
     if loss is None:
         return None
     loss.backward()
     gradients = gradients_in(parameters)
-    clear_gradients(module)
+    clear_gradients(parameters.values())
     return gradients
 
 
@@ -196,9 +195,9 @@ def gradients_in(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return found
 
 
-def clear_gradients(module: nn.Module) -> None:
-    """Leave no gradient in the module."""
-    for parameter in module.parameters():
+def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Leave no gradient in these parameters."""
+    for parameter in parameters:
         parameter.grad = None
 
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.batches import failures_explained
-from fedrec.clients.generators import held_restored
+from fedrec.clients.held_generators import held_restored
 from fedrec.clients.local import (
     LogMeans,
+    clear_gradients,
     generators_restored,
     gradients_of,
     scaled,
@@ -29,6 +30,7 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     """
     cohort.load()
     module, ctx = cohort.module, cohort.ctx
+    clear_gradients(module.parameters())
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     with (
         generators_restored(ctx.device),

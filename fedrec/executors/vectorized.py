@@ -59,8 +59,8 @@ class VectorizedExecutor(Executor):
 
     1. Clients that are no LightningClients, override `local_update`, have modules of their own or
        other settings than the rest, or whose module does something between its batches (hooks,
-       manual optimisation, several optimisers, a scheduler that watches a metric), is compiled, or
-       has layers that keep running statistics: `"sequential"`.
+       manual optimisation, a scheduler that watches a metric), is compiled, or has layers that
+       keep running statistics: `"sequential"`.
     2. One local step of plain SGD: the first of `"grouped"`, `"vmap"` and `"loop"` that is not
        refused.
     3. Several steps, or another optimiser: `"vmap"` unless it is refused; then `"sequential"`.
@@ -128,14 +128,18 @@ class VectorizedExecutor(Executor):
     ) -> dict[str, Any]:
         """Choose the path by the rule in the class description."""
         self._data, self._choices, self.departure = None, {}, None
+        lightning = [c for c in clients if isinstance(c, LightningClient)]
         reason = _why_sequential(clients)
+        if reason is None and self.path != "sequential":
+            self._state = state_of(lightning[0].module)
+            try:
+                self._configure(lightning[0], ctx)
+            except CannotGroupError as error:
+                reason = str(error)
         if reason is not None or self.path == "sequential":
             self._choices[False] = Choice("sequential", refusals=(reason,) if reason else ())
         else:
-            lightning = [c for c in clients if isinstance(c, LightningClient)]
-            module = lightning[0].module
-            self._data, self._state = ClientData(lightning, ctx.device), state_of(module)
-            self._configure(lightning[0], ctx)
+            self._data = ClientData(lightning, ctx.device)
             cohort = self._cohort(self._data, lightning, global_weights, ctx)
             for direct, rows in self._kinds(cohort).items():
                 self._choices[direct] = self._choose(direct, cohort.select(rows))
@@ -191,6 +195,9 @@ class VectorizedExecutor(Executor):
         """Compute along the chosen paths; `None` where the sequential one was chosen."""
         lightning = [c for c in clients if isinstance(c, LightningClient)]
         # It may have changed between rounds, by a callback for instance.
+        reason = _unlike(lightning)
+        if reason is not None:
+            raise CannotGroupError(reason)
         module, tried = lightning[0].module, self._state
         self._state = state_of(module)
         self._configure(lightning[0], ctx)
@@ -334,9 +341,11 @@ class VectorizedExecutor(Executor):
 
     def _configure(self, client: LightningClient, ctx: RoundContext) -> None:
         """Take note of the optimiser that the module configures in this round."""
-        with client.local_trainer(client.module, ctx).attached():
-            optimizer = LocalOptimizer(client.module, client.local_lr)
-        self._state.restore()
+        try:
+            with client.local_trainer(client.module, ctx).attached():
+                optimizer = LocalOptimizer(client.module, client.local_lr)
+        finally:
+            self._state.restore()
         if any(config.reduce_on_plateau for config in optimizer.schedulers):
             raise CannotGroupError("a scheduler watches a metric")
         self._plain_sgd, self._scale = optimizer.is_plain_sgd, optimizer.gradient_scale()
@@ -390,16 +399,25 @@ def _why_sequential(clients: Sequence[Client]) -> str | None:
             return f"client {client.client_id!r} is a {type(client).__name__}"
         if type(client).local_update is not LightningClient.local_update:
             return f"{type(client).__name__} overrides local_update"
+    unlike = _unlike(lightning)
+    if unlike is not None:
+        return unlike
     first = lightning[0]
-    for client in lightning:
-        if client.module is not first.module:
-            return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
-    if len({(c.local_steps, c.local_epochs, c.local_lr) for c in lightning}) > 1:
-        return "clients differ in local_steps, local_epochs or local_lr"
-    reason = needs_sequential(first.module, first.local_trainer(first.module))
+    reason = needs_sequential(first.module)
     if reason is not None:
         return reason
     for layer in first.module.modules():
         if keeps_running_statistics(layer):
             return f"{type(layer).__name__} changes its buffers"
+    return None
+
+
+def _unlike(clients: Sequence[LightningClient]) -> str | None:
+    """Say how clients differ that can only be trained together if they are alike, or `None`."""
+    first = clients[0]
+    for client in clients:
+        if client.module is not first.module:
+            return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
+    if len({(c.local_steps, c.local_epochs, c.local_lr) for c in clients}) > 1:
+        return "clients differ in local_steps, local_epochs or local_lr"
     return None
