@@ -74,7 +74,7 @@ class LocalFit:
         self.parameters = {n: p for n, p in optimizer.named.items() if n in names}
         # One step of plain SGD need not be taken if nobody sees what it does.
         self.direct = (
-            trainer.estimated_stepping_batches == 1
+            trainer._estimated_stepping_batches == 1
             and self.automatic
             and optimizer.is_plain_sgd
             and objective is None
@@ -93,11 +93,12 @@ class LocalFit:
         Returns:
             What was subtracted, divided by the local learning rate, by parameter name.
         """
-        trainer, module, size = self.trainer, self.module, self.trainer.num_training_batches
+        trainer, module, size = self.trainer, self.module, self.trainer._num_training_batches
         clear_gradients(self.optimizer.named.values())
         if not self.direct:
             self.optimizer.adopt(self.parameters)
-        call(module, "on_fit_start")
+        with trainer._before_data():
+            call(module, "on_fit_start")
         call(module, "on_train_start")
         for epoch in range(trainer.max_epochs):
             if trainer.should_stop:

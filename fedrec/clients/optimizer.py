@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +118,10 @@ class LocalOptimizer:
     def _configure(
         self, module: nn.Module, automatic: bool
     ) -> tuple[list[Optimizer], list[SchedulerConfig]]:
-        made: Any = run(module, "configure_optimizers")
+        trainer: Any = vars(module).get("_trainer")
+        # By name: this may be Lightning's own.
+        with getattr(trainer, "_before_data", nullcontext)():
+            made: Any = run(module, "configure_optimizers")
         monitor = None
         schedulers: list[Any] = []
         if isinstance(made, dict):

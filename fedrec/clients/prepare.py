@@ -38,7 +38,7 @@ def prepare(module: Any, client: LightningClient | None = None) -> None:
         check_hooks(module)
         warn_of_unknown_attributes(module)
         trainer = client.local_trainer(module)
-    with trainer.attached():
+    with trainer.attached(), trainer._before_data():
         call(module, "prepare_data")
         call(module, "setup", "fit")
         call(module, "configure_model")

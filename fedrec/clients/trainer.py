@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -77,9 +78,10 @@ class LocalTrainer:
         self.lightning_module = self.model = module
         self.max_epochs: int = max_epochs
         self.min_epochs, self.min_steps = 0, None
-        self.num_training_batches = num_training_batches
+        self._num_training_batches = num_training_batches
+        self._loads_later = self._loaded = False
         total = max_epochs * num_training_batches
-        self.estimated_stepping_batches = total
+        self._estimated_stepping_batches = total
         # The steps of a manual optimization are its own business.
         self.max_steps = total if getattr(module, "automatic_optimization", True) else -1
         self.current_epoch = self.global_step = 0
@@ -163,6 +165,26 @@ class LocalTrainer:
         """What the module logged with `prog_bar=True`, by name."""
         return {name: float(value) for name, value in self._logged.published()[2].items()}
 
+    @property
+    def num_training_batches(self) -> int | float:
+        """Batches in each epoch; infinite while Lightning's Trainer has not loaded its data."""
+        return math.inf if self._loads_later else self._num_training_batches
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Steps of the round. Reading it loads the data of Lightning's Trainer."""
+        self._loads_later, self._loaded = False, True
+        return self._estimated_stepping_batches
+
+    @contextmanager
+    def _before_data(self) -> Iterator[None]:
+        """Be what Lightning's Trainer is before it has loaded its data."""
+        self._loads_later = not self._loaded
+        try:
+            yield
+        finally:
+            self._loads_later = False
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print: there is one process."""
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
@@ -180,7 +202,7 @@ class LocalTrainer:
         Returns:
             The index of its batch in the epoch.
         """
-        size = self.num_training_batches
+        size = self._num_training_batches
         self.global_step, self.current_epoch = step, step // size
         self.is_last_batch = (step + 1) % size == 0
         return step % size

@@ -124,6 +124,27 @@ with_optimizer(
 )
 
 
+# Until its data are loaded, Lightning's Trainer has no end of batches: the rate stays.
+with_optimizer(
+    "batches of an epoch",
+    lambda n: scheduled(
+        n,
+        lambda o: rates.CosineAnnealingLR(o, T_max=n.trainer.num_training_batches),
+        interval="step",
+    ),
+)
+with_optimizer(
+    "batches of an epoch, once loaded",
+    lambda n: scheduled(
+        n,
+        lambda o: rates.CosineAnnealingLR(
+            o, T_max=n.trainer.estimated_stepping_batches + n.trainer.num_training_batches
+        ),
+        interval="step",
+    ),
+)
+
+
 @case(epochs=4)
 class Plateau(Net):
     """The rate falls after the first epoch that is no better: each is worse by what is logged."""
@@ -766,6 +787,31 @@ def test_attributes_of_the_trainer_are_lightnings() -> None:
     names = [name for name in names if name not in OBJECTS]
     mine, those = ({n: [one[n] for one in found] for n in names} for found in (ours, theirs))
     assert mine == those
+
+
+def noting_batches(found: list[Any]) -> Any:
+    """A module that notes how many batches its trainer says there are."""
+
+    def note(name: str) -> Any:
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            found.append((name, self.trainer.num_training_batches))
+            return getattr(Net, name)(self, *args, **kwargs)
+
+        return hook
+
+    names = ("setup", "configure_optimizers", "on_fit_start", "on_train_start", "on_fit_end")
+    return type("Noting", (Net,), {name: note(name) for name in names})()
+
+
+def test_batches_are_counted_when_lightnings_are() -> None:
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    federation, epochs, weights, _ = train(noting_batches(ours), {})
+    state = {n: v.clone() for n, v in federation.module.state_dict().items()}
+    fit(noting_batches(theirs), state, epochs, DATA)
+    assert ours == theirs
+    assert theirs[1] == ("configure_optimizers", float("inf"))
+    assert theirs[-1] == ("on_fit_end", 3)
 
 
 def attributes_of(trainer: LocalTrainer) -> set[str]:
