@@ -224,6 +224,15 @@ class Recovery:
                 )
         if self.batch_policy == "fresh":
             return
+        sizes = {client.client_id: client.num_samples for client in federation.clients}
+        other = [c for c in self.remaining if sizes[c] != manifest.clients[c]]
+        if other:
+            raise ConfigurationError(
+                f"Client {other[0]!r} had {manifest.clients[other[0]]} samples in the recording, "
+                f"but has {sizes[other[0]]} now, so that it would train on other batches. HINT: "
+                "build the federation from the same data, split in the same way; "
+                '`batch_policy="fresh"` gives up replaying the recorded batches.'
+            )
         recorded, current = manifest.training, training_of(federation)
         for client_id in self.remaining:
             then_args = recorded.get(client_id, recorded.get("*", {}))

@@ -228,6 +228,15 @@ def test_other_local_training_cannot_be_resumed_or_replayed() -> None:
         quiet().recover(honest, history, TrainFromScratch(), [], attack=Scale())
 
 
+def test_a_recovery_on_other_data_is_refused() -> None:
+    history = MemoryHistory()
+    federation, *_ = record(digits(), history, rounds=2)
+    fewer = Digits(num_clients=8)
+    other = Federation.from_data(fewer, federation.module, batch_size=8)
+    with pytest.raises(ConfigurationError, match=r"'client-0' had 337 samples .* has 169 now"):
+        quiet().recover(other, history, HistoricalOnly(), exclude=[])
+
+
 def test_components_with_tuples_can_be_resumed(tmp_path: Path) -> None:
     """A tuple is a list after it was stored as JSON."""
     attack = BackdoorAttack(image_shape=(1, 8, 8))
