@@ -19,6 +19,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
+from fedrec.clients.held_generators import held_generators, held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, lightning_class
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import changes_batches, generators_restored, transferred
@@ -380,18 +381,22 @@ def _batches(
     total, collate_fn = len(dataset), _collate_fn(federation)  # type: ignore[arg-type]
     if _has_transfers(federation.module):  # which begin where a loader leaves a batch
         device = torch.device("cpu")
-    for start in range(0, total, _BATCH):
-        index = np.arange(start, min(start + _BATCH, total))
-        batch = take(dataset, index, device, collate_fn, "the test data")
-        pair = isinstance(batch, list | tuple) and len(batch) == 2
-        if not pair or not isinstance(batch[1], Tensor):
-            size = f" of {len(batch)}" if isinstance(batch, list | tuple | dict) else ""
-            raise ConfigurationError(
-                "Expected the test data set to give (input, label) pairs, which become pairs with "
-                f"a tensor of labels, but a batch of it is a {type(batch).__name__}{size}. HINT: "
-                "wrap it in a data set that gives the input of `forward`, and the label."
-            )
-        yield batch[0], batch[1]
+    held = held_generators(dataset, collate_fn)
+    with held_restored(held):
+        seed_held(held, 0, "testing")
+        for start in range(0, total, _BATCH):
+            index = np.arange(start, min(start + _BATCH, total))
+            batch = take(dataset, index, device, collate_fn, "the test data")
+            pair = isinstance(batch, list | tuple) and len(batch) == 2
+            if not pair or not isinstance(batch[1], Tensor):
+                size = f" of {len(batch)}" if isinstance(batch, list | tuple | dict) else ""
+                raise ConfigurationError(
+                    "Expected the test data set to give (input, label) pairs, which become pairs "
+                    "with a tensor of labels, but a batch of it is a "
+                    f"{type(batch).__name__}{size}. HINT: wrap it in a data set that gives the "
+                    "input of `forward`, and the label."
+                )
+            yield batch[0], batch[1]
 
 
 def _has_transfers(module: nn.Module) -> bool:

@@ -371,3 +371,23 @@ def test_a_metric_of_several_numbers_is_named_before_anything_is_recorded() -> N
             server_lr=0.1,
         )
     assert history.is_empty
+
+
+def test_generators_that_test_data_hold_give_the_same_each_time() -> None:
+    class Blurred(Dataset):
+        def __init__(self) -> None:
+            self.generator = np.random.default_rng(3)
+
+        def __len__(self) -> int:
+            return len(Y)
+
+        def __getitem__(self, i: int) -> Any:
+            drawn.append(self.generator.normal())
+            return X[i], Y[i]
+
+    drawn: list[float] = []
+    data = Blurred()
+    run(Parts(), data)
+    run(Parts(), data)
+    assert drawn[: len(Y)] == drawn[len(Y) :]
+    assert data.generator.normal() == np.random.default_rng(3).normal()
