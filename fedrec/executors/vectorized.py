@@ -71,7 +71,8 @@ class VectorizedExecutor(Executor):
     `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, or where samples meet in any other way
     than in one mean that the loss is linear in. `"vmap"` is refused by torch, for similar reasons,
     and with optimisers that are not elementwise. All but `"sequential"` are refused where local
-    training changes anything but parameters; `"grouped"` and `"vmap"` also where it draws random
+    training changes anything, parameters included but for the optimiser's step, or looks at its
+    optimisers or at what it has logged; `"grouped"` and `"vmap"` also where it draws random
     numbers, reads the value of a tensor or hooks into gradients. Before the first round every path
     is tried on up to eight clients and refused if the updates of half of them differ from the
     sequential ones by more than 1e-5 (5e-2 in bfloat16), any by more than 1e-2, or what they log
@@ -79,7 +80,8 @@ class VectorizedExecutor(Executor):
     differ more.)
 
     What could change later is watched in every round, and in every round the update of one client,
-    drawn by seed, is computed sequentially as well. Where a path is refused in a later round, or an
+    drawn by seed from those that are computed with others, is computed sequentially as well. The
+    optimiser, the clients' settings and their data are those of the round. Where a path is refused in a later round, or an
     update differs, the round is computed again sequentially, and so are all that follow. A warning
     says so once, and `RunResult.execution`, the round records of the history and the results keep
     it as `departure`.
