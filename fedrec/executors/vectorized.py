@@ -81,10 +81,10 @@ class VectorizedExecutor(Executor):
 
     What could change later is watched in every round, and in every round the update of one client,
     drawn by seed from those that are computed with others, is computed sequentially as well. The
-    optimiser, the clients' settings and their data are those of the round. Where a path is refused in a later round, or an
-    update differs, the round is computed again sequentially, and so are all that follow. A warning
-    says so once, and `RunResult.execution`, the round records of the history and the results keep
-    it as `departure`.
+    optimiser, the clients' settings and their data are those of the round. Where a path is refused
+    in a later round, or an update differs, the round is computed again sequentially, and so are all
+    that follow. A warning says so once, and `RunResult.execution`, the round records of the history
+    and the results keep it as `departure`.
 
     Args:
         path: `"auto"` for the rule, or one of the paths, to take it unless it is refused.
