@@ -31,7 +31,6 @@ from fedrec.metrics._labels import UndefinedRateError, has_one_logit_each
 from fedrec.random import numpy_generator
 
 __all__ = [
-    "RATES",
     "check_evaluation",
     "evaluate",
     "evaluate_metrics",
@@ -39,8 +38,8 @@ __all__ = [
     "named_metrics",
 ]
 
-#: What is always computed, where it is defined.
-RATES = ("ter", "asr")
+# Names in the rows of curves that no metric can have.
+_TAKEN = ("ter", "asr", "round", "asked")
 _BATCH = 256
 
 
@@ -82,7 +81,7 @@ def named_metrics(metrics: Any) -> dict[str, Metric]:
         if not isinstance(metric, Metric):
             hint = "torchmetrics has many, `MeanSquaredError()` for instance."
             raise ConfigurationError(expected("metrics", "torchmetrics by name", metric, hint=hint))
-        if not isinstance(name, str) or name in (*RATES, "round", "asked") or name in found:
+        if not isinstance(name, str) or name in (*_TAKEN, *found):
             hint = 'give each metric a name, as in `metrics={"f1": ...}`.'
             requirement = (
                 "names that differ from each other and from `ter`, `asr`, `round` and `asked`"
@@ -392,17 +391,17 @@ def _testing(
             if buffers is not None:
                 layout.load_buffers(module, buffers)
             module.eval()
-            with torch.no_grad(), _trainer(module):
+            with torch.no_grad(), _trainer(module, weights.device):
                 yield module
         finally:
             layout.load(module, weights)
             state.restore()
 
 
-def _trainer(module: nn.Module) -> AbstractContextManager[Any]:
+def _trainer(module: nn.Module, device: torch.device) -> AbstractContextManager[Any]:
     """Give a LightningModule a trainer that tests it."""
     if lightning_class(module) is None:
         return nullcontext()
-    trainer = LocalTrainer(module)
+    trainer = LocalTrainer(module, device=device)
     trainer.training, trainer.testing, trainer.evaluating = False, True, True
     return trainer.attached()

@@ -193,7 +193,7 @@ class ParameterVector:
         for name, recorded in wanted.items():
             if name not in able:
                 raise ConfigurationError(
-                    expected("buffers", "of the model, with numbers to average", name, known=able)
+                    expected("buffers", "names of buffers with numbers", name, known=able)
                 )
             buffer = known[name]
             spec[name] = {
@@ -203,7 +203,7 @@ class ParameterVector:
             if recorded is not None and spec[name] != dict(recorded):
                 raise ConfigurationError(
                     f"Expected the buffer `{name}` to be as in the recording, {dict(recorded)}, "
-                    f"but the model has {spec[name]}."
+                    f"but the model has {spec[name]}. HINT: use the model that was recorded with."
                 )
         self.buffer_spec = spec
         buffers = [known[name] for name in spec]

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.clients.local import batch_of, capture_logs, generators_restored, training_step
+from fedrec.clients.local import batch_of, generators_restored, training_step
 from fedrec.clients.state import state_of
+from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
 from fedrec.server_training import server_client
@@ -46,7 +47,8 @@ def server_loss(
     total = 0.0
     try:
         module.eval()
-        with torch.no_grad(), generators_restored(device), capture_logs(module, 1):
+        trainer = LocalTrainer(module, device=device)
+        with torch.no_grad(), generators_restored(device), trainer.attached():
             for start in range(0, server.num_samples, _BATCH):
                 index = np.arange(start, min(start + _BATCH, server.num_samples))
                 loss = training_step(module, batch_of(server, module, index, device), 0)

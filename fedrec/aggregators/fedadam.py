@@ -72,7 +72,6 @@ class FedAdam(RuleWrapper):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Return the step that the aggregate leads to."""
-        # In float64 no square of a float32 value overflows; infinity would never go away again.
         aggregate = self.rule(updates, client_weights, ctx)
         momentum, variance = self._momentum, self._variance
         if momentum is None or variance is None:

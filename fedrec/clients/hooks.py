@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib
 import warnings
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedrec.exceptions import ConfigurationError, FedrecWarning
-
-if TYPE_CHECKING:
-    from fedrec.clients.trainer import LocalTrainer
 
 __all__ = [
     "CALLED",
@@ -227,21 +223,12 @@ def check_datamodule(datamodule: object) -> None:
             )
 
 
-def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | None:
+def needs_sequential(module: Any) -> str | None:
     """Say why clients with this module can only be trained one by one, or `None`.
 
     That is so where something happens between the batches of a client that training many clients
     at once leaves out.
-
-    Args:
-        module: The LightningModule that they train; it is left as it was.
-        trainer: What its `configure_optimizers` sees as `self.trainer`; `None` for one of a single
-            batch.
     """
-    from fedrec.clients.optimizer import LocalOptimizer
-    from fedrec.clients.state import state_of
-    from fedrec.clients.trainer import LocalTrainer
-
     name = type(module).__name__
     for hook, how in MODULE_HOOKS.items():
         if how == CALLED and hook not in _EVERYWHERE and is_overridden(module, hook):
@@ -250,12 +237,4 @@ def needs_sequential(module: Any, trainer: LocalTrainer | None = None) -> str | 
         return f"{name} uses manual optimization"
     if vars(module).get("_compiler_ctx") is not None:
         return f"{name} is compiled"
-    state = state_of(module)
-    with (trainer or LocalTrainer(module)).attached():
-        optimizer = LocalOptimizer(module, local_lr=1.0)
-    state.restore()
-    if len(optimizer.optimizers) > 1:
-        return f"{name} has several optimizers"
-    if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in optimizer.schedulers):
-        return f"{name} has a scheduler that watches a metric"
     return None

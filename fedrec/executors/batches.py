@@ -134,5 +134,5 @@ def _joined(batches: Sequence[Any], size: int) -> Any:
 
 def _draw(client: LightningClient, steps: Sequence[np.ndarray], ctx: RoundContext) -> list[Any]:
     """Return the batch of each step, drawing the random numbers a sequential client draws."""
-    with random_numbers(ctx, client.client_id):
+    with random_numbers(ctx, client.client_id, client.generators()):
         return [client.read(indices, ctx.device) for indices in steps]

@@ -59,8 +59,8 @@ class VectorizedExecutor(Executor):
 
     1. Clients that are no LightningClients, override `local_update`, have modules of their own or
        other settings than the rest, or whose module does something between its batches (hooks,
-       manual optimisation, several optimisers, a scheduler that watches a metric), is compiled, or
-       has layers that keep running statistics: `"sequential"`.
+       manual optimisation, a scheduler that watches a metric), is compiled, or has layers that
+       keep running statistics: `"sequential"`.
     2. One local step of plain SGD: the first of `"grouped"`, `"vmap"` and `"loop"` that is not
        refused.
     3. Several steps, or another optimiser: `"vmap"` unless it is refused; then `"sequential"`.
@@ -130,14 +130,18 @@ class VectorizedExecutor(Executor):
     ) -> dict[str, Any]:
         """Choose the path by the rule in the class description."""
         self._data, self._choices, self.departure = None, {}, None
+        lightning = [c for c in clients if isinstance(c, LightningClient)]
         reason = _why_sequential(clients)
+        if reason is None and self.path != "sequential":
+            self._state = state_of(lightning[0].module)
+            try:
+                self._configure(lightning[0], ctx)
+            except CannotGroupError as error:
+                reason = str(error)
         if reason is not None or self.path == "sequential":
             self._choices[False] = Choice("sequential", refusals=(reason,) if reason else ())
         else:
-            lightning = [c for c in clients if isinstance(c, LightningClient)]
-            module = lightning[0].module
-            self._data, self._state = ClientData(lightning, ctx.device), state_of(module)
-            self._configure(lightning[0], ctx)
+            self._data = ClientData(lightning, ctx.device)
             cohort = self._cohort(self._data, lightning, global_weights, ctx)
             for direct, rows in self._kinds(cohort).items():
                 self._choices[direct] = self._choose(direct, cohort.select(rows))
@@ -339,9 +343,11 @@ class VectorizedExecutor(Executor):
 
     def _configure(self, client: LightningClient, ctx: RoundContext) -> None:
         """Take note of the optimiser that the module configures in this round."""
-        with client.local_trainer(client.module, ctx).attached():
-            optimizer = LocalOptimizer(client.module, client.local_lr)
-        self._state.restore()
+        try:
+            with client.local_trainer(client.module, ctx).attached():
+                optimizer = LocalOptimizer(client.module, client.local_lr)
+        finally:
+            self._state.restore()
         if any(config.reduce_on_plateau for config in optimizer.schedulers):
             raise CannotGroupError("a scheduler watches a metric")
         self._plain_sgd, self._scale = optimizer.is_plain_sgd, optimizer.gradient_scale()
@@ -399,7 +405,7 @@ def _why_sequential(clients: Sequence[Client]) -> str | None:
     if unlike is not None:
         return unlike
     first = lightning[0]
-    reason = needs_sequential(first.module, first.local_trainer(first.module))
+    reason = needs_sequential(first.module)
     if reason is not None:
         return reason
     for layer in first.module.modules():

@@ -64,17 +64,20 @@ def refuse_hooks(module: nn.Module) -> None:
 def traceless(state: ModuleState) -> Iterator[None]:
     """Refuse what would be different if clients were computed one after another.
 
-    That is what a module remembers, and what it draws from Python's and NumPy's random numbers
-    (torch's are watched by whoever computes). Both are put back.
+    That is what a module remembers, and what it draws from Python's and NumPy's random numbers, or
+    how it seeds torch's (draws from those are watched by whoever computes). All are put back.
 
     Raises:
         CannotGroupError: If something has changed.
     """
-    before = global_state()
+    before, own = global_state(), torch.default_generator.get_state()
     try:
         yield
     finally:
         drew = global_state() != before
+        if not torch.equal(torch.default_generator.get_state(), own):
+            torch.default_generator.set_state(own)
+            drew = True
         changed = state.changes() if state.has_changed else []
         if drew:
             put_global_state(before)

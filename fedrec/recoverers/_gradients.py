@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from torch.optim import SGD
 
-from fedrec.clients.batches import num_batches
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import state_of
@@ -37,14 +36,14 @@ def warn_unless_gradients(federation: Federation, remaining: Sequence[str], meth
     for client in federation.clients:
         if not isinstance(client, LightningClient) or client.client_id not in remaining:
             continue
-        key = id(client.module)
+        key, trainer = id(client.module), client.local_trainer(client.module)
         if key not in optimizers:
             state = state_of(client.module)
-            with client.local_trainer(client.module).attached():
+            with trainer.attached():
                 made = LocalOptimizer(client.module, client.local_lr or 1.0).optimizer
             optimizers[key] = type(made)
             state.restore()
-        steps, name = _steps(client), optimizers[key].__name__
+        steps, name = trainer.estimated_stepping_batches, optimizers[key].__name__
         if steps > 1 or optimizers[key] is not SGD:
             what = f"several steps of {name}" if steps > 1 else f"a step of {name}"
             found[what] = found.get(what, 0) + 1
@@ -56,13 +55,3 @@ def warn_unless_gradients(federation: Federation, remaining: Sequence[str], meth
             method,
             told,
         )
-
-
-def _steps(client: LightningClient) -> int:
-    return num_batches(
-        num_samples=client.num_samples,
-        batch_size=client.batch_size,
-        local_steps=client.local_steps,
-        local_epochs=client.local_epochs,
-        drop_last=client.drop_last,
-    )

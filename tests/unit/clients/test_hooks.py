@@ -216,6 +216,20 @@ def test_the_executor_asks_for_reasons() -> None:
     assert plan["refused"] == "Overriding overrides `on_train_batch_end`"
 
 
+def test_a_scheduler_that_watches_a_metric_is_a_reason() -> None:
+    class Watching(Net):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": "loss"}
+
+    made = federation(Watching())
+    executor = VectorizedExecutor(warn=False)
+    plan = executor.plan(made.clients, context(made).global_weights, context(made))
+    assert plan["path"] == "sequential"
+    assert plan["refused"] == "a scheduler watches a metric"
+
+
 def test_a_compiled_module_is_the_module_in_it() -> None:
     module = Net()
     compiled = torch.compile(module, backend="eager")
