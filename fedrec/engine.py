@@ -40,6 +40,10 @@ __all__ = ["Engine"]
 
 T = TypeVar("T", bound=Component)
 
+# Relative differences that the order of summation on a device explains.
+_REPEATS = 1e-3
+_REPEATS_IN_BFLOAT16 = 5e-2
+
 
 @dataclass(kw_only=True, eq=False)
 class Engine:
@@ -113,6 +117,40 @@ class Engine:
         layout, module = self.federation.layout, self.federation.module
         layout.select_buffers(module, names)
         self.buffers = layout.buffers(module) if names else None
+
+    def check_repeatable(self, global_weights: Tensor) -> None:
+        """Refuse local training that cannot be replayed, as one client shows.
+
+        Raises:
+            ConfigurationError: If it gives another update when it is done again.
+        """
+        own = LightningClient.local_update  # what others override it for may not bear a rehearsal
+        clients = [c for c in self.federation.clients if isinstance(c, LightningClient)]
+        client = next((c for c in clients if type(c).local_update is own), None)
+        if client is None:
+            return
+        ctx = self.context(0, self.federation.client_ids, global_weights, lambda name, value: None)
+        state = state_of(client.module)
+        limit = _REPEATS if ctx.autocast_is_off else _REPEATS_IN_BFLOAT16
+        try:
+            before = client.local_update(global_weights, ctx).update
+            for _ in range(2):  # the first may make what is kept, a generator say
+                update = client.local_update(global_weights, ctx).update
+                if not bool((update - before).norm() > limit * before.norm()):
+                    return
+                difference, before = float((update - before).norm() / before.norm()), update
+        except Exception as error:
+            error.add_note(f"while client {client.client_id!r} trained, before round 0")
+            raise
+        finally:
+            state.restore()
+        raise ConfigurationError(
+            f"Local training of client {client.client_id!r} gives another update each time, from "
+            f"the same weights, samples and seeds (by {difference:.1%} of its length), so that no "
+            "recovery can replay it. HINT: draw from torch, NumPy's global generator, Python's "
+            "`random`, or generators that the data set or the module holds, and keep no count of "
+            "samples read."
+        )
 
     def rehearse(self, global_weights: Tensor) -> list[str]:
         """Return the buffers that one client's local training changes in the first two rounds.

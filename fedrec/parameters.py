@@ -119,21 +119,26 @@ class ParameterVector:
         parameters = dict(module.named_parameters())
         return torch.cat([parameters[n].detach().reshape(-1) for n in self.names])
 
-    def load(self, module: nn.Module, vector: Tensor) -> None:
+    def load(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
         """Copy a vector into the module's trainable parameters, in place.
 
         Args:
             module: A module of this layout.
             vector: Shape $(d,)$.
 
+        Returns:
+            The vector's parts by parameter name, see `unflatten`.
+
         Raises:
             ShapeError: If the vector has another length.
         """
         self._check(vector, self.num_parameters, "the vector")
         parameters = dict(module.named_parameters())
+        parts = self.unflatten(vector)
         with torch.no_grad():
-            for name, part in self.unflatten(vector).items():
+            for name, part in parts.items():
                 parameters[name].copy_(part)
+        return parts
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """View a vector as named parameters.

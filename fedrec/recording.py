@@ -192,6 +192,7 @@ class Recording:
             self.engine.average_buffers(recorded.buffers)
         else:
             self.engine.average_buffers(self.engine.rehearse(initial))
+            self.engine.check_repeatable(initial)
         self.execution = {
             **self.loop.execution(),
             **self.engine.plan(initial, self.federation.client_ids),

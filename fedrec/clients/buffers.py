@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import Tensor, nn
 
-from fedrec.clients.state import ModuleState
 from fedrec.exceptions import ConfigurationError
 from fedrec.parameters import averageable_buffers
 from fedrec.types import RoundContext
@@ -12,13 +13,13 @@ from fedrec.types import RoundContext
 __all__ = ["buffers_after"]
 
 
-def buffers_after(module: nn.Module, ctx: RoundContext, state: ModuleState) -> Tensor | None:
+def buffers_after(module: nn.Module, ctx: RoundContext, changes: Collection[str]) -> Tensor | None:
     """Return the buffers that are averaged, as local training left them.
 
     Args:
         module: After training, before anything is put back.
         ctx: The round.
-        state: Of the module before training.
+        changes: Names of what training changed, see `ModuleState.changes`.
 
     Returns:
         Shape $(b,)$, or `None` if none are averaged.
@@ -28,9 +29,9 @@ def buffers_after(module: nn.Module, ctx: RoundContext, state: ModuleState) -> T
             be lost.
     """
     layout = ctx.layout
-    if state.has_changed:
+    if changes:
         others = set(averageable_buffers(module)).difference(layout.buffer_names)
-        changed = [name for name in state.changes() if name in others]
+        changed = [name for name in changes if name in others]
         if changed:
             raise ConfigurationError(
                 f"Training changed buffers of {type(module).__name__} in round {ctx.round} which "

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 
 from fedrec.clients.batches import failures_explained
 from fedrec.clients.hooks import call, is_overridden, run
@@ -69,9 +70,8 @@ class LocalFit:
         if not self.automatic:
             trainer.strategy.stepped = self._stepped
         trainer._logged.in_fit = True
-        self.parameters: dict[str, nn.Parameter] = {
-            n: p for n, p in self.module.named_parameters() if n in set(ctx.layout.names)
-        }
+        names = set(ctx.layout.names)
+        self.parameters = {n: p for n, p in optimizer.named.items() if n in names}
         # One step of plain SGD need not be taken if nobody sees what it does.
         self.direct = (
             trainer.estimated_stepping_batches == 1
@@ -94,7 +94,7 @@ class LocalFit:
             What was subtracted, divided by the local learning rate, by parameter name.
         """
         trainer, module, size = self.trainer, self.module, self.trainer.num_training_batches
-        clear_gradients(module)
+        clear_gradients(self.optimizer.named.values())
         if not self.direct:
             self.optimizer.adopt(self.parameters)
         call(module, "on_fit_start")
@@ -106,7 +106,6 @@ class LocalFit:
             trainer.current_epoch += 1
         call(module, "on_train_end")
         call(module, "on_fit_end")
-        clear_gradients(module)
         if self.direct:
             return self._direct_update(start)
         self.optimizer.take_over()
@@ -180,22 +179,22 @@ class LocalFit:
         optimizer = self.optimizer.optimizer
         outputs: dict[str, Any] | None = None
 
-        @torch.enable_grad()
         def closure() -> Tensor | None:
             nonlocal outputs
-            output = self._forward(batch, step)
-            loss = loss_of(output, module)
-            outputs = {} if loss is None else {"loss": loss.detach().clone()}
-            if isinstance(output, Mapping):
-                outputs.update((k, v) for k, v in output.items() if k != "loss")
-            call(module, "on_before_zero_grad", optimizer)
-            if is_overridden(module, "optimizer_zero_grad"):
-                run(module, "optimizer_zero_grad", trainer.current_epoch, step, optimizer)
-            else:
-                optimizer.zero_grad()
-            if loss is not None:
-                trainer.strategy.backward(loss, optimizer)
-            return outputs.get("loss")
+            with torch.enable_grad():
+                output = self._forward(batch, step)
+                loss = loss_of(output, module)
+                outputs = {} if loss is None else {"loss": loss.detach().clone()}
+                if isinstance(output, Mapping):
+                    outputs.update((k, v) for k, v in output.items() if k != "loss")
+                call(module, "on_before_zero_grad", optimizer)
+                if is_overridden(module, "optimizer_zero_grad"):
+                    run(module, "optimizer_zero_grad", trainer.current_epoch, step, optimizer)
+                else:
+                    _zero_grad(optimizer)
+                if loss is not None:
+                    trainer.strategy.backward(loss, optimizer)
+                return outputs.get("loss")
 
         if is_overridden(module, "optimizer_step"):
             wrapped = trainer.strategy._lightning_optimizers[0]
@@ -266,3 +265,13 @@ class LocalFit:
                 config.scheduler.step()
             else:
                 config.scheduler.step(metric)
+
+
+def _zero_grad(optimizer: Any) -> None:
+    """Do what `optimizer.zero_grad` does."""
+    own = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
+    if own:
+        optimizer.zero_grad()
+        return
+    # torch's tells a profiler as well, which takes as long as a layer of a small model.
+    clear_gradients(p for group in optimizer.param_groups for p in group["params"])

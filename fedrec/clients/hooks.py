@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -125,8 +126,14 @@ _EVERYWHERE = (
 
 def lightning_class(value: object, name: str = "LightningModule") -> type | None:
     """Return Lightning's class that this object is of, from whichever of its packages."""
+    kind: Any = type(value)
+    return _lightning_base(kind, name)
+
+
+@lru_cache
+def _lightning_base(kind: type, name: str) -> type | None:
     roots = ("pytorch_lightning.core.", "lightning.pytorch.core.")
-    for one in type(value).__mro__:
+    for one in kind.__mro__:
         if one.__name__ == name and one.__module__.startswith(roots):
             return one
     return None

@@ -19,11 +19,13 @@ from fedrec.clients.batches import (
     batch_indices,
     check_map_style,
     collate_name,
+    is_plain,
     num_batches,
     take,
 )
 from fedrec.clients.buffers import buffers_after
 from fedrec.clients.fit import LocalFit
+from fedrec.clients.held_generators import held_generators
 from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
 from fedrec.clients.local import clear_gradients, random_numbers
 from fedrec.clients.optimizer import LocalOptimizer
@@ -46,11 +48,12 @@ class LightningClient(Client):
     The client returns what was subtracted from the parameters in all, divided by `local_lr`. One
     step of plain SGD returns the mini-batch gradient itself.
 
-    The batches of a round, and whatever training draws from torch, NumPy's global generator or
-    Python's `random` (dropout, augmentation), are a function of (seed, round, client), so a
-    recovery replays those of the recording. The module trains in the `train` or `eval` mode it was
-    handed over in, and remembers nothing of it but its parameters. Batches are what a DataLoader
-    makes of the samples, named tuples and dicts included, moved to the device.
+    The batches of a round, and whatever training draws from torch, NumPy's global generator,
+    Python's `random` or generators that the data set or `collate_fn` holds (dropout, augmentation),
+    are a function of (seed, round, client), so a recovery replays those of the recording. The
+    module trains in the `train` or `eval` mode it was handed over in, and remembers nothing of it
+    but its parameters. Batches are what a DataLoader makes of the samples, named tuples and dicts
+    included, moved to the device.
 
     Args:
         client_id: Unique name.
@@ -67,8 +70,8 @@ class LightningClient(Client):
             the others. A client with fewer samples than `batch_size` trains on the full batch all
             the same.
         collate_fn: Makes a batch of a list of samples, as in a DataLoader; `None` for torch's
-            `default_collate`. It must not depend on anything but the samples and what it draws
-            from torch.
+            `default_collate`. It must not depend on anything but the samples and random
+            numbers.
 
     Raises:
         ConfigurationError: If an argument is out of range or the module lacks a method.
@@ -189,6 +192,12 @@ class LightningClient(Client):
         arguments = {name: getattr(self, name) for name in names}
         return {**arguments, "collate_fn": collate_name(self.collate_fn)}
 
+    def generators(self) -> list[Any]:
+        """Return the generators of random numbers that samples are made with."""
+        if is_plain(self.dataset, self.collate_fn):
+            return []
+        return held_generators(self.dataset, self.collate_fn)
+
     def read(self, indices: np.ndarray, device: torch.device) -> Any:
         """Return samples of the client as a batch.
 
@@ -229,28 +238,31 @@ class LightningClient(Client):
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
         """Train from the global weights; see the class for what is returned."""
         module, layout, batches = self.module, ctx.layout, self.batches(ctx)
-        layout.load(module, global_weights)
+        start = layout.load(module, global_weights)
         if ctx.buffers is not None:
             layout.load_buffers(module, ctx.buffers)
         work = ctx.work
         trainer = self.local_trainer(module, ctx)
         state = state_of(module)
+        changes: list[str] | None = None
         try:
             with (
-                random_numbers(ctx, self.client_id),
+                random_numbers(ctx, self.client_id, self.generators()),
                 trainer.attached() as logs,
                 torch.enable_grad(),
             ):
                 optimizer = LocalOptimizer(module, self.local_lr, None if work is None else work.lr)
                 objective = None if work is None else work.objective
                 fit = LocalFit(self, trainer, optimizer, ctx, objective)
-                total = fit.run(batches, layout.unflatten(global_weights))
+                total = fit.run(batches, start)
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}
-            buffers = buffers_after(module, ctx, state)
+            changes = state.changes() if state.has_changed else []
+            buffers = buffers_after(module, ctx, changes)
         finally:
-            clear_gradients(module)
-            state.restore()
+            clear_gradients(module.parameters())
+            if changes != []:  # or `None`, after an error
+                state.restore()
         return ClientUpdate(
             update=update, num_samples=self.num_samples, metrics=metrics, buffers=buffers
         )

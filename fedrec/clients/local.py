@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrec.clients.generators import global_state, put_global_state
+from fedrec.clients.held_generators import held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, run
 from fedrec.clients.trainer import LocalTrainer, as_number
 from fedrec.exceptions import ConfigurationError
@@ -91,33 +93,37 @@ def _number_of_arguments(method: Any) -> float:
 
 
 @contextmanager
-def random_numbers(ctx: RoundContext, client_id: str) -> Iterator[None]:
+def random_numbers(ctx: RoundContext, client_id: str, held: Sequence[Any] = ()) -> Iterator[None]:
     """Make what local training draws (dropout, augmentation) a function of the round.
 
     That goes for torch, NumPy's global generator and Python's `random`, which are left as they were
-    found.
+    found, and for generators that the data set holds.
+
+    Args:
+        ctx: The round.
+        client_id: Who trains.
+        held: Those of the data set, see `held_generators`.
     """
-    with generators_restored(ctx.device):
-        seed_generators(ctx, client_id)
+    with generators_restored(ctx.device, held):
+        seed_generators(ctx, client_id, held)
         yield
 
 
 @contextmanager
-def generators_restored(device: torch.device) -> Iterator[None]:
-    """Leave the global generators (torch's those of this device) as they were found."""
+def generators_restored(device: torch.device, held: Sequence[Any] = ()) -> Iterator[None]:
+    """Leave the global generators (torch's those of this device), and these, as they were found."""
     devices = [] if device.type == "cpu" else [device]
-    state = random.getstate()
-    legacy = np.random.get_state()  # noqa: NPY002 - what the user's code may draw from
+    state = global_state()
     with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
         try:
-            yield
+            with held_restored(held):
+                yield
         finally:
-            random.setstate(state)
-            np.random.set_state(legacy)  # noqa: NPY002
+            put_global_state(state)
 
 
-def seed_generators(ctx: RoundContext, client_id: str) -> None:
-    """Seed the global generators for this client's training in this round."""
+def seed_generators(ctx: RoundContext, client_id: str, held: Sequence[Any] = ()) -> None:
+    """Seed the global generators, and these, for this client's training in this round."""
     purpose = "training" if ctx.batch_policy == "replay" else "training-fresh"
     whole = key(ctx.seed, purpose, ctx.round, client_id)
     seed = whole & (2**63 - 1)
@@ -128,6 +134,7 @@ def seed_generators(ctx: RoundContext, client_id: str) -> None:
     random.seed(whole)
     words = np.frombuffer(whole.to_bytes(16, "little"), dtype="<u4")
     np.random.seed(words)  # noqa: NPY002 - what the user's code may draw from
+    seed_held(held, ctx.seed, f"{purpose}-held", ctx.round, client_id)
 
 
 def loss_of(output: Any, module: nn.Module) -> Tensor | None:
@@ -166,14 +173,14 @@ def gradients_of(
     ctx: RoundContext,
 ) -> dict[str, Tensor] | None:
     """Return the gradient of one training step by parameter name; `None` if there is no loss."""
-    clear_gradients(module)
+    clear_gradients(parameters.values())
     with ctx.autocast():
         loss = training_step(module, batch, step)
     if loss is None:
         return None
     loss.backward()
     gradients = gradients_in(parameters)
-    clear_gradients(module)
+    clear_gradients(parameters.values())
     return gradients
 
 
@@ -188,9 +195,9 @@ def gradients_in(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return found
 
 
-def clear_gradients(module: nn.Module) -> None:
-    """Leave no gradient in the module."""
-    for parameter in module.parameters():
+def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Leave no gradient in these parameters."""
+    for parameter in parameters:
         parameter.grad = None
 
 

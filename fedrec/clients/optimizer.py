@@ -58,6 +58,7 @@ class LocalOptimizer:
     Attributes:
         optimizers: The optimisers, in the module's order; several only in manual optimisation.
         schedulers: Their schedulers.
+        named: The module's parameters by name, as of then.
 
     Raises:
         ConfigurationError: If an optimiser cannot be used, or `local_lr` cannot be found.
@@ -87,7 +88,8 @@ class LocalOptimizer:
                 "HINT: set the optimizer's `lr` or pass `local_lr=`."
             )
         self.local_lr = local_lr
-        self._names = {id(p): n for n, p in module.named_parameters()}
+        self.named = dict(module.named_parameters())
+        self._names = {id(p): n for n, p in self.named.items()}
         for group in self.param_groups:
             self._names_of(group["params"])
         self.twins: dict[str, Tensor] = {}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["ModuleState", "forget_states", "state_of"]
+__all__ = ["GENERATORS", "ModuleState", "forget_states", "state_of"]
 
 # What is compared by value: an equal number that was computed anew is no change.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
@@ -115,8 +115,8 @@ class ModuleState:
                 self._walk(hook, name)
         elif isinstance(value, np.ndarray):
             self._parts.append(_ArrayPart(name, value, value.copy()))
-        elif type(value) in _GENERATORS:
-            get, put = _GENERATORS[type(value)]
+        elif type(value) in GENERATORS:
+            get, put = GENERATORS[type(value)]
             self._parts.append(_GeneratorPart(name, value, get(value), put))
         elif isinstance(value, dict):
             self._parts.append(_DictPart(name, value, dict(value)))
@@ -138,6 +138,10 @@ class ModuleState:
             self._walk(value.__self__, name)
         elif isinstance(value, partial):
             self._walk((value.func, value.args, value.keywords), name)
+        elif isinstance(value, torch.jit.ScriptModule):
+            # What else it holds is torch's, and looks like dictionaries without being any.
+            for own, one in (*value.named_parameters(), *value.named_buffers()):
+                self._walk(one, _joined(name, own))
         elif hasattr(value, "__dict__") and not _is_ours(value):
             self._walk_attributes(value, name)
 
@@ -299,7 +303,7 @@ class _GeneratorPart(_Part):
     put: Callable[[Any, Any], None]
 
     def has_changed(self) -> bool:
-        now = _GENERATORS[type(self.value)][0](self.value)
+        now = GENERATORS[type(self.value)][0](self.value)
         return pickle.dumps(now) != pickle.dumps(self.held)
 
     def put_back(self) -> None:
@@ -389,7 +393,7 @@ def _put_bit_generator(generator: np.random.Generator, held: Any) -> None:
     generator.bit_generator.state = held
 
 
-_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
     torch.Generator: (
         lambda g: g.get_state().numpy().tobytes(),
         lambda g, held: g.set_state(torch.frombuffer(bytearray(held), dtype=torch.uint8)),

@@ -92,12 +92,6 @@ class LocalTrainer:
         self.sanity_checking = self.fast_dev_run = self.barebones = False
         self.interrupted = self.received_sigterm = False
         self.enable_validation = False
-        states = importlib.import_module(f"{package_of(module)}.trainer.states")
-        self.state = states.TrainerState(
-            status=states.TrainerStatus.RUNNING,
-            fn=states.TrainerFn.FITTING,
-            stage=states.RunningStage.TRAINING,
-        )
         self.is_global_zero = True
         self.global_rank = self.local_rank = self.node_rank = 0
         self.world_size = self.num_devices = self.num_nodes = 1
@@ -134,6 +128,16 @@ class LocalTrainer:
             "is made, or read it with `getattr(self.trainer, ..., default)`."
         )
 
+    @cached_property
+    def state(self) -> Any:
+        """Running, fitting and training, as Lightning says it."""
+        states = importlib.import_module(f"{package_of(self.lightning_module)}.trainer.states")
+        return states.TrainerState(
+            status=states.TrainerStatus.RUNNING,
+            fn=states.TrainerFn.FITTING,
+            stage=states.RunningStage.TRAINING,
+        )
+
     @property
     def default_root_dir(self) -> str:
         """The current folder, as of a Trainer that was not told another."""
@@ -164,7 +168,8 @@ class LocalTrainer:
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
 
     def hiding_optimizers(self) -> Self:
-        """Let nobody look at optimisers and schedulers, of which each client would have its own."""
+        """Begin, but let nobody look at optimisers and schedulers: each client has its own."""
+        self.begin(0)
         for holder in (self, self.strategy):
             holder.optimizers = holder.lr_scheduler_configs = _Hidden()
         return self

@@ -45,6 +45,7 @@ class ClientData:
         unlike: dict[int, Any] = {id(c.dataset): c for c in clients}
         self._datasets = {key: c.dataset for key, c in unlike.items()}
         self._offsets: dict[int, int] = {}
+        self._copied: dict[int, list[tuple[Tensor, int]]] = {}
         self._tensors: tuple[Tensor, ...] = ()
         found = [c.dataset.tensors for c in unlike.values() if is_plain(c.dataset, c.collate_fn)]
         if len(found) < len(self._datasets) or not _alike(found):
@@ -57,6 +58,18 @@ class ClientData:
         )
         starts = np.cumsum([0, *(len(tensors[0]) for tensors in found)]).tolist()
         self._offsets = dict(zip(self._datasets, starts, strict=False))
+        self._copied = {
+            key: [(t, t._version) for t in tensors]
+            for key, tensors in zip(self._datasets, found, strict=True)
+        }
+
+    def _is_current(self, dataset: Any) -> bool:
+        """Whether a data set is as it was when it was copied."""
+        held = self._copied.get(id(dataset))
+        return held is not None and all(
+            now is tensor and now._version == version
+            for now, (tensor, version) in zip(dataset.tensors, held, strict=True)
+        )
 
     def steps(
         self,
@@ -88,7 +101,7 @@ class ClientData:
             yield _joined([taken[step] for taken in parts], len(batches[0][step]))
 
     def _read(self, clients: Sequence[LightningClient], indices: Sequence[np.ndarray]) -> Any:
-        starts = [self._offsets[id(c.dataset)] for c in clients if id(c.dataset) in self._offsets]
+        starts = [self._offsets[id(c.dataset)] for c in clients if self._is_current(c.dataset)]
         if len(starts) == len(clients):
             rows = np.concatenate(indices) + np.repeat(starts, len(indices[0]))
             index = torch.from_numpy(rows).to(self.device)
@@ -121,5 +134,5 @@ def _joined(batches: Sequence[Any], size: int) -> Any:
 
 def _draw(client: LightningClient, steps: Sequence[np.ndarray], ctx: RoundContext) -> list[Any]:
     """Return the batch of each step, drawing the random numbers a sequential client draws."""
-    with random_numbers(ctx, client.client_id):
+    with random_numbers(ctx, client.client_id, client.generators()):
         return [client.read(indices, ctx.device) for indices in steps]

@@ -351,6 +351,8 @@ def _joined(op: Operation) -> Kind | None:
     tensors, new = op.args[0], op.name == "stack"
     kinds = {op.kind(x) for x in tensors if x.numel()}
     samples = {k for k in kinds if isinstance(k, Samples)}
+    if kinds <= {None, Constant()}:
+        return None  # ones beside zeros are no longer alike at all positions
     if not samples:
         return kinds.pop() if len(kinds) == 1 else Mixed(f"`{op.name}` joins different things")
     if len(samples) > 1:

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.batches import failures_explained
+from fedrec.clients.held_generators import held_restored
 from fedrec.clients.local import (
     LogMeans,
+    clear_gradients,
     generators_restored,
     gradients_of,
     scaled,
@@ -28,6 +30,7 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     """
     cohort.load()
     module, ctx = cohort.module, cohort.ctx
+    clear_gradients(module.parameters())
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     with (
         generators_restored(ctx.device),
@@ -36,9 +39,11 @@ def train_in_a_loop(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
     ):
         for client, steps, row in zip(cohort.clients, cohort.batches, updates, strict=True):
             logged.clear()
-            seed_generators(ctx, client.client_id)
+            held = client.generators()
             try:
-                batch = client.read(steps[0], ctx.device)
+                with held_restored(held):
+                    seed_generators(ctx, client.client_id, held)
+                    batch = client.read(steps[0], ctx.device)
                 with failures_explained(f"client {client.client_id!r}", module, batch, steps[0]):
                     gradients = gradients_of(module, parameters, batch, 0, ctx)
             except Exception as error:

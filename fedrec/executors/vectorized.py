@@ -195,6 +195,9 @@ class VectorizedExecutor(Executor):
         """Compute along the chosen paths; `None` where the sequential one was chosen."""
         lightning = [c for c in clients if isinstance(c, LightningClient)]
         # It may have changed between rounds, by a callback for instance.
+        reason = _unlike(lightning)
+        if reason is not None:
+            raise CannotGroupError(reason)
         module, tried = lightning[0].module, self._state
         self._state = state_of(module)
         self._configure(lightning[0], ctx)
@@ -396,16 +399,25 @@ def _why_sequential(clients: Sequence[Client]) -> str | None:
             return f"client {client.client_id!r} is a {type(client).__name__}"
         if type(client).local_update is not LightningClient.local_update:
             return f"{type(client).__name__} overrides local_update"
+    unlike = _unlike(lightning)
+    if unlike is not None:
+        return unlike
     first = lightning[0]
-    for client in lightning:
-        if client.module is not first.module:
-            return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
-    if len({(c.local_steps, c.local_epochs, c.local_lr) for c in lightning}) > 1:
-        return "clients differ in local_steps, local_epochs or local_lr"
     reason = needs_sequential(first.module)
     if reason is not None:
         return reason
     for layer in first.module.modules():
         if keeps_running_statistics(layer):
             return f"{type(layer).__name__} changes its buffers"
+    return None
+
+
+def _unlike(clients: Sequence[LightningClient]) -> str | None:
+    """Say how clients differ that can only be trained together if they are alike, or `None`."""
+    first = clients[0]
+    for client in clients:
+        if client.module is not first.module:
+            return f"clients {first.client_id!r} and {client.client_id!r} do not share a module"
+    if len({(c.local_steps, c.local_epochs, c.local_lr) for c in clients}) > 1:
+        return "clients differ in local_steps, local_epochs or local_lr"
     return None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
@@ -19,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedrec.clients.generators import global_state, put_global_state
 from fedrec.clients.state import ModuleState
 from fedrec.executors.kinds import (
     Constant,
@@ -67,50 +64,29 @@ def refuse_hooks(module: nn.Module) -> None:
 def traceless(state: ModuleState) -> Iterator[None]:
     """Refuse what would be different if clients were computed one after another.
 
-    That is what a module remembers, and what it draws from Python's and NumPy's random numbers
-    (torch's are watched by whoever computes). Both are put back.
+    That is what a module remembers, and what it draws from Python's and NumPy's random numbers, or
+    how it seeds torch's (draws from those are watched by whoever computes). All are put back.
 
     Raises:
         CannotGroupError: If something has changed.
     """
-    python, legacy = random.getstate(), _legacy_state()
+    before, own = global_state(), torch.default_generator.get_state()
     try:
         yield
     finally:
-        drew = random.getstate() != python or _legacy_state() != legacy
+        drew = global_state() != before
+        if not torch.equal(torch.default_generator.get_state(), own):
+            torch.default_generator.set_state(own)
+            drew = True
         changed = state.changes() if state.has_changed else []
         if drew:
-            random.setstate(python)
-            _put_legacy_state(legacy)
+            put_global_state(before)
         if changed:
             state.restore()
     if drew:
         raise CannotGroupError("it draws random numbers")
     if changed:
         raise CannotGroupError(f"it changes {', '.join(changed[:3])}")
-
-
-# `np.random.get_state` takes as long as a whole layer of a small model; this takes nothing.
-_LEGACY_BYTES = 4 * 625  # of the Mersenne Twister: its words, and the position in them
-
-
-def _legacy_state() -> bytes:
-    """Return the state of the generator that `np.random.rand` and its like draw from."""
-    return ctypes.string_at(_address_of(_legacy_generator()), _LEGACY_BYTES)
-
-
-def _put_legacy_state(state: bytes) -> None:
-    ctypes.memmove(_address_of(_legacy_generator()), state, _LEGACY_BYTES)
-
-
-def _legacy_generator() -> Any:
-    return np.random.get_bit_generator()  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=1)
-def _address_of(generator: Any) -> int:
-    address: int = generator.ctypes.state_address
-    return address
 
 
 class EscapeWatch(TorchFunctionMode):
@@ -303,11 +279,12 @@ class SampleWatch(TorchDispatchMode):
         parts = self._kinds.setdefault(memory, {}) if kind is not None else self._kinds.get(memory)
         if parts is None:
             return
-        if parts.get(_part(x), _UNSEEN) == kind and not isinstance(kind, Mixed):
-            return  # what it is a part of is still of the same kind; not so if it picks samples
+        whole = x.numel() * x.element_size() == x.untyped_storage().nbytes()
+        stays = whole or not isinstance(kind, (Mixed, Constant))
+        if parts.get(_part(x), _UNSEEN) == kind and stays:
+            return  # what it is a part of is still of the same kind
         for part in parts:
             parts[part] = _WRITTEN
-        whole = x.numel() * x.element_size() == x.untyped_storage().nbytes()
         parts[_part(x)] = kind if whole else _WRITTEN
 
     def parts_of_mean(self, what: str, value: Any, count: int) -> int:

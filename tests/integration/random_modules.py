@@ -539,10 +539,10 @@ GATES: dict[str, Callable[[Any, Tensor, Any], Any]] = {
     "told": lambda m, v, i: m.round > m.turn,
     "turn": lambda m, v, i: _turn(m, TURNS),
     "turn_in_closure": lambda m, v, i: m.closed(m),
-    "turn_and_rare": lambda m, v, i: m.closed(m) and bool(i.rare.any()),
+    "turn_and_rare": lambda m, v, i: _turn(m, TURNS) and bool(i.rare.any()),
 }
 # These show nothing to a path that computes all clients in one pass before they are on.
-LATE = ("told", "turn", "turn_in_closure", "turn_and_rare", "if_weights", "if_logged")
+LATE = ("told", "turn", "turn_and_rare", "if_weights", "if_logged")
 # These may be on for a sample or a client, and are tensors.
 PARTIAL = ("rare", "label", "weights", "level")
 
@@ -579,6 +579,18 @@ def _hooked(hook: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor, Any], Te
 
 def _rows(h: Tensor) -> Tensor:
     return h.flatten(1)
+
+
+def _row_written(m: Any, h: Tensor, i: Any) -> Tensor:
+    h = h.clone()
+    h[0] = 0.0
+    return h
+
+
+def _weights_changed(m: Any, h: Tensor, i: Any) -> Tensor:
+    with torch.no_grad():
+        m.head.weight.mul_(0.9)
+    return h
 
 
 FEATURE_TWISTS: dict[str, Callable[[Any, Tensor, Any], Tensor]] = {
@@ -624,6 +636,11 @@ FEATURE_TWISTS: dict[str, Callable[[Any, Tensor, Any], Tensor]] = {
     "numpy_mean": lambda m, h, i: h - torch.from_numpy(h.detach().numpy().mean(0)),
     "tolist": lambda m, h, i: h / (1 + max(map(abs, h.detach().flatten().tolist()))),
     "item": lambda m, h, i: h / (1 + h.detach().std(unbiased=False).item()),
+    "listed": lambda m, h, i: h - torch.tensor([h.detach().mean(), 0.0])[0],
+    "text": lambda m, h, i: h * (1 + len(str(h.detach())) % 3),
+    "deep_copied": lambda m, h, i: h - copy.deepcopy(h.detach()).mean(0),
+    "row_written": _row_written,
+    "weights_changed": _weights_changed,
     "rounded": lambda m, h, i: h + Straight.apply(h),
     "reversed": lambda m, h, i: Reverse.apply(h),
     "levelled": lambda m, h, i: Levelled.apply(h),
@@ -759,6 +776,7 @@ LOSS_TWISTS: dict[str, Callable[[Any, Tensor, Tensor, Any], Tensor]] = {
     "history": _history,
     "teacher": _teacher,
     "ema_teacher": _ema_teacher,
+    "optimizers": lambda m, v, e, i: v * (1 + len(m.trainer.optimizers)),
     "two_passes": lambda m, v, e, i: v + 0.1 * (m.net(i.x, i) - i.h.detach()).pow(2).mean(),
     "random_weight": lambda m, v, e, i: v * (0.5 + torch.rand(())),
     "random_numpy": lambda m, v, e, i: v * np.random.uniform(0.5, 1.5),  # noqa: NPY002
@@ -782,6 +800,7 @@ PARTIAL_TWISTS = (
 # What cannot be done with stacked weights.
 ESCAPES = (
     *("noise", "dropout", "permuted", "numpy", "tolist", "item", "hook_clamp", "memory", "queue"),
+    *("weights_changed", "optimizers", "text"),
     *("noise_numpy", "times_numpy", "times_item", "times_tolist", "weight_gradient_penalty"),
     *("lagrange", "random_weight", "random_python", "rare_ignored", "none"),
 )
@@ -869,10 +888,20 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
             {"params": [p for n, p in m.named_parameters() if "head" not in n], "lr": 0.05},
         ]
     ),
+    "by_round": lambda m: torch.optim.SGD(m.parameters(), lr=0.1 / (1 + m.round)),
+    "decays_late": lambda m: torch.optim.SGD(
+        m.parameters(), lr=0.1, weight_decay=0.05 * (m.round > m.turn)
+    ),
+    "momentum_late": lambda m: torch.optim.SGD(
+        m.parameters(), lr=0.1, momentum=0.9 * (m.round > m.turn)
+    ),
     "head_only": lambda m: torch.optim.SGD(m.head.parameters(), lr=0.1),
     "step_lr": lambda m: _scheduled(m, "epoch"),
     "step_lr_by_step": lambda m: _scheduled(m, "step"),
 }
+
+
+SIMPLE = ("sgd", "groups", "head_only", "by_round", "decays_late", "momentum_late")
 
 
 def _scheduled(m: Any, interval: str) -> dict[str, Any]:
@@ -1173,17 +1202,17 @@ def random_case(seed: int) -> Case:
         way = "vmap"
         if chance(0.7):
             way, optimizer = one(["auto", "vmap"]), one(OPTIMIZERS)
-            if chance(0.1) or optimizer in ("sgd", "groups", "head_only"):
+            if chance(0.1) or optimizer in SIMPLE:
                 local["local_steps"] = 3 if chance(0.15) else 2
     else:
-        if "optimizer" in wish or chance(0.05):
-            optimizer = wish.get("optimizer", one(["sgd", "groups", "head_only"]))
+        if "optimizer" in wish or chance(0.1):
+            optimizer = wish.get("optimizer", one(SIMPLE))
         if chance(0.1 if kind == "any" else 0.0):
             local["local_steps"] = int(rng.integers(2, 4))
         elif chance(0.06 if kind == "any" else 0.0):
             local["local_epochs"] = 1
             sizes = np.minimum(sizes, 7)
-    if optimizer == "groups" or chance(0.1):
+    if optimizer in ("groups", "by_round") or chance(0.1):
         local["local_lr"] = 0.1
     logs: tuple[str, ...] = ()
     if "log" in wish or chance(0.2):

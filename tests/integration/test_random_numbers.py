@@ -18,6 +18,7 @@ from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg
 from fedrec.callbacks import Callback
 from fedrec.clients.local import generators_restored, random_numbers, seed_generators
+from fedrec.exceptions import ConfigurationError
 from fedrec.history import MemoryHistory
 from fedrec.parameters import ParameterVector
 from fedrec.random import key
@@ -138,6 +139,113 @@ def test_an_interrupted_recording_goes_on_with_the_same_numbers() -> None:
     loop.record(federation, *arguments, max_rounds=ROUNDS, server_lr=0.5, resume=True)
     first, second = updates(whole), updates(history)
     assert all(torch.equal(row, second[k]) for k, row in first.items())
+
+
+class Crop:
+    """A transform with a generator of its own, as libraries of transforms have them."""
+
+    def __init__(self, generator: Any, draw: Callable[[Any], Any]) -> None:
+        self.generator, self.draw = generator, draw
+
+    def __call__(self) -> float:
+        return float(self.draw(self.generator))
+
+
+HELD: dict[str, Callable[[], Crop]] = {
+    "torch.Generator": lambda: Crop(torch.Generator(), lambda g: torch.randn((), generator=g)),
+    "numpy Generator": lambda: Crop(np.random.default_rng(), lambda g: g.normal()),
+    "Philox": lambda: Crop(np.random.Generator(np.random.Philox()), lambda g: g.normal()),
+    "RandomState": lambda: Crop(np.random.RandomState(), lambda g: g.normal()),
+    "random.Random": lambda: Crop(random.Random(), lambda g: g.gauss(0, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_generators_that_a_data_set_holds_are_seeded_for_each_round(kind: str) -> None:
+    crop = HELD[kind]()
+    federation = make("dataset", crop)
+    loop, history, weights = record(federation)
+    first = updates(history)
+    # Another object in another state gives the same.
+    another = HELD[kind]()
+    another()
+    _, again, _ = record(make("dataset", another), executor="auto")
+    assert all(
+        torch.allclose(row, updates(again)[k], rtol=1e-4, atol=1e-6) for k, row in first.items()
+    )
+    assert not torch.equal(first[0, "c0"], first[0, "c1"])
+    run = loop.recover(federation, history, TrainFromScratch(), exclude=[])
+    assert torch.equal(run.global_weights, weights)
+
+
+def test_generators_that_a_data_set_holds_are_left_as_they_were_found() -> None:
+    crop, twin = (Crop(np.random.default_rng(3), lambda g: g.normal()) for _ in range(2))
+    record(make("dataset", crop), rounds=1)
+    assert crop() == twin()
+
+
+def test_a_collate_function_may_hold_a_generator() -> None:
+    def recorded(seed: int) -> Any:
+        generator = np.random.default_rng(seed)
+
+        def noisy(samples: Any) -> Any:
+            x, y = zip(*samples, strict=True)
+            return torch.stack(x) + float(generator.normal()), torch.stack(y)
+
+        return updates(record(make("nowhere", float, collate_fn=noisy))[1])
+
+    first, second = recorded(0), recorded(1)
+    assert all(torch.equal(row, second[k]) for k, row in first.items())
+
+
+class Counting(Noisy):
+    """Gives other samples the more of them have been read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        super().__init__(0, self.next)
+
+    def next(self) -> float:
+        self.count += 1
+        return float(self.count)
+
+
+@pytest.mark.parametrize("where", ["dataset", "training_step"])
+def test_training_that_cannot_be_replayed_is_refused_before_round_0(where: str) -> None:
+    draw = Counting().next if where == "dataset" else lambda: np.random.default_rng().normal()
+    history = MemoryHistory()
+    loop = FederatedLoop(logger=False, enable_progress_bar=False)
+    with pytest.raises(ConfigurationError, match="'c0' gives another update each time"):
+        loop.record(make(where, draw), FedAvg(), history, max_rounds=1, server_lr=0.1)
+    assert history.is_empty
+
+
+def test_a_generator_that_is_made_at_the_first_sample_is_no_reason_to_refuse() -> None:
+    made: list[Any] = []
+
+    def draw() -> float:
+        if not made:
+            made.append(np.random.default_rng())
+        return float(made[0].normal())
+
+    loop, history, weights = record(make("dataset", draw))
+    federation = make("dataset", draw)
+    run = loop.recover(federation, history, TrainFromScratch(), exclude=[])
+    assert torch.equal(run.global_weights, weights)
+
+
+def test_seeding_in_a_training_step_does_not_reach_the_user() -> None:
+    class Seeds(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            torch.manual_seed(7)
+            return cross_entropy(self.layer(batch[0]), batch[1])
+
+    module = Seeds(float)
+    clients = [LightningClient(f"c{i}", module, TensorDataset(*samples(i))) for i in range(2)]
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    record(Federation(clients, module), executor="auto")
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def context(**given: Any) -> RoundContext:

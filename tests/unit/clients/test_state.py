@@ -197,3 +197,16 @@ def test_objects_that_hold_each_other_are_walked_once():
     assert state.changes() == ["own"]
     state.restore()
     assert set(module.own) == {"itself", "dict"}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_buffers_of_scripted_layers_are_put_back():
+    norm = torch.jit.script(nn.Sequential(nn.BatchNorm1d(1, momentum=0.5)))
+    state = ModuleState(nn.Sequential(norm))
+    assert not state.has_changed
+    norm(torch.tensor([[2.0], [4.0]]))
+    assert float(norm.state_dict()["0.running_mean"]) == 1.5
+    assert "0.0.running_mean" in state.changes()
+    state.restore()
+    assert float(norm.state_dict()["0.running_mean"]) == 0.0
+    assert not state.has_changed

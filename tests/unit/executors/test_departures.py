@@ -2,6 +2,7 @@
 
 import json
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -208,6 +209,56 @@ def test_the_optimizer_is_that_of_the_round():
         fast, reference = history.read_round(t), slowly.read_round(t)
         assert fast.departure is None
         assert torch.allclose(fast.updates, reference.updates, rtol=1e-4, atol=1e-6)
+
+
+class TellsClients(VectorizedExecutor):
+    """Changes something of the third client, from a round on."""
+
+    change = None
+
+    def compute(self, clients, global_weights, ctx):
+        if ctx.round == CHANGE:
+            type(self).change(clients[2])
+        return super().compute(clients, global_weights, ctx)
+
+
+def other_labels(client):
+    client.dataset.tensors[1].zero_()
+
+
+def other_tensors(client):
+    client.dataset.tensors = (-client.dataset.tensors[0], client.dataset.tensors[1])
+
+
+def other_rate(client):
+    client.local_lr = 0.3
+
+
+@pytest.mark.parametrize("change", [other_labels, other_tensors, other_rate])
+def test_clients_that_change_are_those_of_the_round(change):
+    class Tells(TellsClients):
+        pass
+
+    Tells.change = staticmethod(change)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedrecWarning)
+        fast, history, _ = record("plain", Tells(audit=0), local_lr=0.1)
+    _, slowly, _ = record("plain", Tells("sequential"), local_lr=0.1)
+    for t in range(8):
+        one, reference = history.read_round(t), slowly.read_round(t)
+        assert torch.allclose(one.updates, reference.updates, rtol=1e-4, atol=1e-6)
+    departed = "departure" in fast.execution
+    assert departed == (change is other_rate)
+
+
+def test_a_single_step_is_the_last_one():
+    class Last(Changing):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * (1 + self.trainer.is_last_batch)
+
+    _, history, _ = record("plain", VectorizedExecutor("grouped"), module=Last, max_rounds=1)
+    _, once, _ = record("plain", VectorizedExecutor("grouped"), max_rounds=1)
+    assert torch.allclose(history.read_round(0).updates, 2 * once.read_round(0).updates)
 
 
 class OverLength(Changing):

@@ -76,6 +76,16 @@ def _twice(x: Tensor) -> Tensor:
     return x
 
 
+def _all_but_first(x: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1), torch.ones(len(x) - 1)]).view(-1, 1, 1)
+
+
+def _ones_and_zero(x: Tensor) -> Tensor:
+    weights = torch.ones(len(x), 1, 1)
+    weights[0] = 0
+    return weights
+
+
 def _first_row_zero(x: Tensor) -> Tensor:
     x = x.clone()
     x[0] = 0
@@ -189,6 +199,8 @@ REFUSED: dict[str, dict[str, tuple[Function, str]]] = {
     "entries": {
         "positions": (lambda x, y: smooth(x * torch.arange(len(x)).view(-1, 1, 1)), POSITION),
         "flipped": (lambda x, y: smooth(x * x.flip(0)), "`flip` goes over the samples"),
+        "ones but for one": (lambda x, y: smooth(x * _all_but_first(x)), POSITION),
+        "ones and a zero": (lambda x, y: smooth(x * _ones_and_zero(x)), "it writes into a part"),
         "of its mean": (lambda x, y: smooth(x - x.mean(0)), "a value of the whole batch change"),
         "detached mean": (lambda x, y: smooth(x / x.detach().std()), "`std` goes over the samples"),
         "mask of the mean": (lambda x, y: smooth(x * (x > x.mean())), "a value of the whole batch"),
