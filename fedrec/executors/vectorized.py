@@ -178,14 +178,14 @@ class VectorizedExecutor(Executor):
             return self._sequential.compute(clients, global_weights, ctx)
         try:
             sent = self._compute_together(self._data, clients, global_weights, ctx)
+            wrong = sent and self._audit(clients, sent.updates, global_weights, ctx)
         except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
             return self._depart(clients, global_weights, ctx, reason=reason_of(error))
         if sent is None:
             return self._sequential.compute(clients, global_weights, ctx)
-        disagreement = self._audit(clients, sent.updates, global_weights, ctx)
-        if disagreement is None:
+        if not wrong:
             return sent
-        return self._depart(clients, global_weights, ctx, **disagreement)
+        return self._depart(clients, global_weights, ctx, **wrong)
 
     def _compute_together(
         self,
@@ -307,9 +307,13 @@ class VectorizedExecutor(Executor):
         module, layout = client.module, ctx.layout
         layout.load(module, global_weights)
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        with client.local_trainer(module, ctx).hiding_optimizers().attached(), torch.enable_grad():
-            batch = client.read(client.batches(ctx)[0], ctx.device)
-            gradients = gradients_of(module, parameters, batch, 0, ctx)
+        trainer = client.local_trainer(module, ctx).hiding_optimizers()
+        try:
+            with trainer.attached(), torch.enable_grad():
+                batch = client.read(client.batches(ctx)[0], ctx.device)
+                gradients = gradients_of(module, parameters, batch, 0, ctx)
+        finally:
+            self._state.restore()
         if gradients is None:
             return torch.zeros_like(global_weights)
         return layout.flatten_dict(scaled(gradients, self._scale), torch.empty_like(global_weights))
