@@ -14,6 +14,7 @@ __all__ = [
     "check_bool",
     "check_choice",
     "check_float",
+    "check_instance",
     "check_int",
     "check_recording",
     "check_recovery",
@@ -95,6 +96,25 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise ConfigurationError(expected(argument, "a known choice", value, known=known))
     return value
+
+
+def check_instance(argument: str, value: object, kind: type, *, optional: bool = False) -> None:
+    """Raise `ConfigurationError` unless `value` is an object of this class, or `None` if allowed.
+
+    Args:
+        argument: Its name.
+        value: What was given.
+        kind: The class.
+        optional: Whether `None` will do.
+    """
+    if isinstance(value, kind) or (optional and value is None):
+        return
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    hint = None
+    if isinstance(value, type) and issubclass(value, kind):
+        hint = f"this is a class; `{value.__name__}(...)` makes one."
+    requirement = f"{article} {kind.__name__}{' or None' if optional else ''}"
+    raise ConfigurationError(expected(argument, requirement, value, hint=hint))
 
 
 def check_recording(

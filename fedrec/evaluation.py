@@ -8,7 +8,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
-from fedrec.clients.hooks import lightning_class
+from fedrec.clients.hooks import is_overridden, lightning_class
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import changes_batches, generators_restored, transferred
 from fedrec.clients.state import state_of
@@ -41,6 +41,7 @@ __all__ = [
 # Names in the rows of curves that no metric can have.
 _TAKEN = ("ter", "asr", "round", "asked")
 _BATCH = 256
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def fixed_subset(dataset: Dataset[Any], size: int | None, seed: int) -> Dataset[Any]:
@@ -165,6 +166,7 @@ def check_evaluation(
         preds = _predicted(module, inputs)
         rates.update(module, x, preds, labels)
         others.update(preds, labels)
+    others.check_numbers()
 
 
 def evaluate_metrics(
@@ -246,7 +248,7 @@ class _Rates:
                     "tensors."
                 )
             inputs, labels = _as_given(module, self.attack.trigger(x), y, self.asr.device)
-            self.asr.update(module(inputs), labels)
+            self.asr.update(_predicted(module, inputs, "the test data with the trigger"), labels)
 
     def _watch(self, preds: Tensor, y: Tensor) -> None:
         if not has_one_logit_each(preds, y) or not len(preds):
@@ -309,6 +311,23 @@ class _Metrics:
                 elif not member:
                     metric.update(preds, y)
 
+    def check_numbers(self) -> None:
+        """Refuse metrics that give anything but one number."""
+        for label, metric in self.metrics.items():
+            value: Any = 0.0
+            # Some cannot be computed from a batch that has too few samples.
+            with warnings.catch_warnings(), suppress(Exception):
+                warnings.simplefilter("ignore")
+                value = metric.compute()
+            what = type(value).__name__
+            if isinstance(value, Tensor):
+                what = f"a tensor of shape {tuple(value.shape)}"
+            numbers = value.numel() if isinstance(value, Tensor) else isinstance(value, float | int)
+            if numbers != 1:
+                hint = 'take an average (`average="macro"`), or one of its numbers.'
+                requirement = f"one number from the metric `{label}`"
+                raise ConfigurationError(f"Expected {requirement}, but got {what}. HINT: {hint}")
+
     def compute(self) -> Iterator[tuple[str, float]]:
         for label, metric in self.metrics.items():
             with _named(label):
@@ -325,8 +344,26 @@ def _named(label: str) -> Iterator[None]:
         ) from error
 
 
-def _predicted(module: nn.Module, x: Any) -> Any:
-    with failures_explained("the test data", module, x, np.arange(1)):
+def _check_forward(module: nn.Module) -> None:
+    """Raise `ConfigurationError` unless the module predicts, from one input."""
+    name = type(module).__name__
+    if lightning_class(module) is not None and not is_overridden(module, "forward"):
+        raise ConfigurationError(
+            f"{name} has no `forward`, which has to give logits of the test data. HINT: write it, "
+            "or leave the test data out."
+        )
+    arguments = inspect.signature(module.forward).parameters.values()
+    needed = [a.name for a in arguments if a.default is a.empty and a.kind in _POSITIONAL]
+    if len(needed) > 1:
+        raise ConfigurationError(
+            f"Expected `{name}.forward` to take one input, that of a test sample, but it needs "
+            f"{', '.join(f'`{one}`' for one in needed)}. HINT: let it take a tuple, which the test "
+            "data give as the input."
+        )
+
+
+def _predicted(module: nn.Module, x: Any, whose: str = "the test data") -> Any:
+    with failures_explained(whose, module, x, np.arange(1)):
         return module(x)
 
 
@@ -378,6 +415,7 @@ def _testing(
     Whatever is drawn from the global generators meanwhile is the same each time.
     """
     module, layout = federation.module, federation.layout
+    _check_forward(module)
     state, weights = state_of(module), layout.flatten(module)
     with generators_restored(weights.device):
         torch.default_generator.manual_seed(0)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedrec._checks import check_choice, check_float, check_int, is_fraction, is_integer, is_number
+from fedrec._checks import (
+    check_choice,
+    check_float,
+    check_instance,
+    check_int,
+    is_fraction,
+    is_integer,
+    is_number,
+)
 from fedrec.clients.base import Client
 from fedrec.clients.batches import CollateFn, check_map_style
 from fedrec.clients.fake import FakeClient
@@ -67,6 +75,8 @@ class Federation:
         server_data: Dataset[Any] | None = None,
         buffers: str = "refuse",
     ) -> None:
+        for client in clients:
+            check_instance("clients", client, Client)
         ids = [client.client_id for client in clients]
         if not ids:
             raise ConfigurationError(expected("clients", "at least one client", []))
@@ -144,12 +154,12 @@ class Federation:
                 on). Each claims as many samples as a client has on average.
         """
         fake_clients = check_int("fake_clients", fake_clients, minimum=0)
-        if not hasattr(data, "client_datasets"):
+        if not hasattr(data, "client_datasets") or isinstance(data, type):
             raise ConfigurationError(
                 expected(
                     "data",
                     "a FederatedDataModule",
-                    type(data).__name__,
+                    getattr(data, "__name__", type(data).__name__),
                     hint="`FederatedDataModule.from_datamodule(data, num_clients=...)` makes one.",
                 )
             )
@@ -201,10 +211,11 @@ def draw_malicious(malicious: Any, ids: Sequence[str], seed: int) -> Sequence[st
         ids: All clients.
         seed: Decides the draw.
     """
-    if not isinstance(malicious, bool) and not is_number(malicious):
-        named: Sequence[str] = malicious
-        return named
     requirement = f"a count below {len(ids)}, a fraction in [0, 1), or a list of client ids"
+    if not isinstance(malicious, bool) and not is_number(malicious):
+        if isinstance(malicious, str | Tensor) or not isinstance(malicious, Iterable):
+            raise ConfigurationError(expected("malicious", requirement, malicious))
+        return list(malicious)
     if is_fraction(malicious):
         fraction = check_float("malicious", malicious, minimum=0, maximum=1, open_maximum=True)
         count = round(fraction * len(ids))
@@ -227,6 +238,8 @@ def _refuse_running_statistics(module: nn.Module) -> None:
 
 
 def _checked_rounds(argument: str, rounds: Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(rounds, Mapping):
+        raise ConfigurationError(expected(argument, "a dict from client ids to rounds", rounds))
     return {c: check_int(argument, t, minimum=0) for c, t in rounds.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from fedrec._checks import check_choice, check_float, check_int, check_recording, check_recovery
+from fedrec._checks import (
+    check_bool,
+    check_choice,
+    check_float,
+    check_instance,
+    check_int,
+    check_recording,
+    check_recovery,
+)
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.callbacks import Callback, RichProgressBar
@@ -131,6 +139,15 @@ class FederatedLoop:
         self.devices = 1
         self.precision = precision
         self.executor = executor
+        for one in logger if isinstance(logger, list | tuple) else [logger]:
+            # Not by class: loggers of `lightning.pytorch` are as good.
+            logs = callable(getattr(one, "log_metrics", None)) and not isinstance(one, type)
+            if not logs and one is not None and not isinstance(one, bool):
+                requirement = "true, false, or one or more of Lightning's loggers"
+                raise ConfigurationError(expected("logger", requirement, logger))
+        if not isinstance(default_root_dir, str | Path | None):
+            requirement = "the path of a folder, or None"
+            raise ConfigurationError(expected("default_root_dir", requirement, default_root_dir))
         self.logger = logger
         self.enable_progress_bar = enable_progress_bar
         self.eval_every = eval_every
@@ -140,11 +157,15 @@ class FederatedLoop:
         self.can_do_without_ter = bool(self.metrics)
         self.default_root_dir = None if default_root_dir is None else Path(default_root_dir)
         self.seed = seed
-        self.deterministic = deterministic
+        self.deterministic = check_bool("deterministic", deterministic)
         self.fast_dev_run = fast_dev_run
         self.checkpoint_every = checkpoint_every
         self.num_threads = num_threads
-        own = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        own: list[Callback] = [callbacks]  # type: ignore[list-item]
+        if callbacks is None or isinstance(callbacks, list | tuple):
+            own = list(callbacks or [])
+        for callback in own:
+            check_instance("callbacks", callback, Callback)
         self.callbacks = [*own, RichProgressBar()] if enable_progress_bar else own
         self.announced = ""
         self._fabric: Fabric | None = None
@@ -194,6 +215,12 @@ class FederatedLoop:
         max_rounds, server_lr = check_recording(
             max_rounds=max_rounds, server_lr=server_lr, on_bad_update=on_bad_update
         )
+        check_instance("federation", federation, Federation)
+        check_instance("aggregator", aggregator, Aggregator)
+        check_instance("history", history, HistoryStore)
+        check_instance("attack", attack, Attack, optional=True)
+        check_instance("detector", detector, Detector, optional=True)
+        check_instance("sampler", sampler, ClientSampler, optional=True)
         with torch_settings(self, federation):
             self._check_evaluation(federation, attack)
             return Recording(
@@ -263,7 +290,12 @@ class FederatedLoop:
             batch_policy=batch_policy,
             on_bad_update=on_bad_update,
         )
-        if isinstance(exclude, str):
+        check_instance("federation", federation, Federation)
+        check_instance("history", history, HistoryStore)
+        check_instance("recoverer", recoverer, Recoverer)
+        check_instance("attack", attack, Attack, optional=True)
+        check_instance("aggregator", aggregator, Aggregator, optional=True)
+        if isinstance(exclude, str) or not isinstance(exclude, Detection | Iterable):
             raise ConfigurationError(expected("exclude", "a list of client ids", exclude))
         excluded = exclude.malicious if isinstance(exclude, Detection) else tuple(exclude)
         with torch_settings(self, federation):
@@ -309,6 +341,9 @@ class FederatedLoop:
             ConfigurationError: If the federation has no test data, or these do not fit the model,
                 the attack or a metric.
         """
+        check_instance("federation", federation, Federation)
+        check_instance("global_weights", global_weights, Tensor)
+        check_instance("attack", attack, Attack, optional=True)
         dataset, device = federation.test_dataset, self.device
         if dataset is None:
             raise ConfigurationError(

@@ -50,7 +50,8 @@ class ParameterVector:
         module: Any module with at least one trainable float32 parameter.
 
     Raises:
-        ConfigurationError: If the module has no trainable parameter, or one that is not float32.
+        ConfigurationError: If the module has no trainable parameter, or one that is not float32 or
+            has no memory of its own.
 
     Examples:
         >>> from torch import nn
@@ -71,6 +72,13 @@ class ParameterVector:
             raise ConfigurationError(
                 f"Expected every trainable parameter to be float32, but got {wrong}. HINT: keep "
                 'the module in float32 and choose the precision with `precision="bf16-mixed"`.'
+            )
+        odd = [n for n, p in parameters.items() if p.is_meta or _overlaps(p)]
+        if odd:
+            raise ConfigurationError(
+                f"Expected every trainable parameter to have memory of its own, but got {odd}, "
+                "which are on the meta device, or expanded. HINT: make them with `to_empty` and "
+                "`reset_parameters`, or with `.clone()`."
             )
         self.names = tuple(parameters)
         self.shapes = tuple(p.shape for p in parameters.values())
@@ -257,6 +265,12 @@ class ParameterVector:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_parameters={self.num_parameters})"
+
+
+def _overlaps(parameter: Tensor) -> bool:
+    """Whether entries share memory, as those of an expanded tensor do."""
+    sizes = zip(parameter.shape, parameter.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in sizes)
 
 
 def _reals(buffer: Tensor) -> Tensor:

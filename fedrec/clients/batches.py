@@ -174,9 +174,25 @@ def form_of(value: Any) -> str:
     return type(value).__name__
 
 
+# What torch says about types, and about sizes and values, with what helps.
 _ABOUT_DTYPES = re.compile(
-    r"dtype|scalar type|(Input|input|output|result) type|not implemented for"
+    r"dtype|scalar type|floating point type|(Input|input|output|result) type|not implemented for"
+    r"|must be Tensor, not|must be tensors?, not"
 )
+_OTHERS = {
+    re.compile(r"out of bounds|index out of range in self|out of range in self"): (
+        "labels have to be below the number of the model's outputs, and ids below the rows of its "
+        "embedding."
+    ),
+    re.compile(
+        r"shapes cannot be multiplied|target tensor expected|size of tensor|size mismatch"
+        r"|to have \d+ channels|[Ee]xpected (input|target) (batch_)?size|Given normalized_shape"
+        r"|Expected \dD|is invalid for input of size|must be equal to (target|input) size"
+        r"|different target size"
+    ): "let the data set, or a transform, give the shapes that the model and its loss take.",
+}
+# What a module reads of a logger, and nobody of anything else that may be `None`.
+_OF_LOGGERS = ("experiment", "log_metrics", "log_hyperparams", "log_image", "log_table", "log_dir")
 
 
 @contextmanager
@@ -192,12 +208,20 @@ def failures_explained(
         indices: Which samples these are.
 
     Raises:
-        ConfigurationError: In place of torch's errors about types, and about normalising a batch
-            of one sample.
+        ConfigurationError: In place of torch's errors about types, shapes, labels and ids, about
+            normalising a batch of one sample, and about a logger, which there is none of.
     """
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except AttributeError as error:
+        if error.obj is not None or error.name not in _OF_LOGGERS:
+            raise
+        raise ConfigurationError(
+            f"{type(module).__name__} reads `logger.{error.name}`, but a module has no logger in "
+            "local training: `self.logger` is None. HINT: use `self.log`, which goes to the loop's "
+            "logger, or ask `if self.logger` first."
+        ) from error
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
         text = str(error).partition("\n")[0]
         if isinstance(error, FedrecError):
             raise
@@ -207,15 +231,20 @@ def failures_explained(
                 f"{text}. HINT: `drop_last=True` leaves out the last batch of a pass where that is "
                 "smaller than the others; if all are of one sample, raise `batch_size`."
             ) from error
+        hint = (
+            "let the data set, or a transform, give the types that the model takes: `.float()` for "
+            "inputs, `.long()` for class labels."
+        )
         if not _ABOUT_DTYPES.search(text):
+            hint = next((told for about, told in _OTHERS.items() if about.search(text)), "")
+        if not hint:
             raise
         leaves = [x[0] if isinstance(x, Tensor) and x.ndim else x for x in tree_flatten(batch)[0]]
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
         raise ConfigurationError(
             f"{type(module).__name__} computes in {' and '.join(dtypes)} and fails on a batch of "
-            f"{whose}, whose first sample ({indices[0]}) gives {form_of(leaves)}: {text}. HINT: "
-            "let the data set, or a transform, give the types that the model takes: `.float()` for "
-            "inputs, `.long()` for class labels."
+            f"{whose}, whose first sample ({indices[0]}) gives {form_of(leaves)}: "
+            f"{text.rstrip('.')}. HINT: {hint}"
         ) from error
 
 

@@ -106,10 +106,22 @@ class LocalFit:
             trainer.current_epoch += 1
         call(module, "on_train_end")
         call(module, "on_fit_end")
+        self._check_still_there()
         if self.direct:
             return self._direct_update(start)
         self.optimizer.take_over()
         return self.optimizer.total
+
+    def _check_still_there(self) -> None:
+        now = dict(self.module.named_parameters())
+        gone = [name for name, p in self.parameters.items() if now.get(name) is not p]
+        if gone:
+            raise ConfigurationError(
+                "Local training put other parameters in the place of "
+                f"{', '.join(f'`{n}`' for n in gone[:3])} of {type(self.module).__name__}, which "
+                "cannot be sent. HINT: change them in place (`reset_parameters`), or make layers "
+                "in `__init__` or `configure_model`."
+            )
 
     def _direct_update(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         update = dict(self.gradients) or {n: torch.zeros_like(p) for n, p in start.items()}
@@ -143,6 +155,11 @@ class LocalFit:
         batch = batch_of(self.client, module, indices, self.ctx.device)
         trainer._logged.start_batch(batch)
         goes_on = call(module, "on_train_batch_start", batch, step) != -1
+        if bool(getattr(module, "automatic_optimization", True)) is not self.automatic:
+            raise ConfigurationError(
+                f"{type(module).__name__} changes `automatic_optimization` in the middle of "
+                "training. HINT: set it in `__init__`."
+            )
         outputs: Any = {}
         if goes_on:
             train = self._automatic if self.automatic else self._manual

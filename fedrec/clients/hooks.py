@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
 from functools import lru_cache
 from typing import Any
@@ -193,6 +194,12 @@ def check_hooks(module: nn.Module) -> None:
     """
     name = type(module).__name__
     overridden = {hook: how for hook, how in MODULE_HOOKS.items() if is_overridden(module, hook)}
+    step: Any = type(module)
+    if "dataloader_iter" in inspect.signature(step.training_step).parameters:
+        raise ConfigurationError(
+            f"{name}.training_step takes `dataloader_iter`, but local training has no loader. "
+            "HINT: let it take `batch` and `batch_idx`."
+        )
     for hook, how in overridden.items():
         if how == REFUSED:
             raise ConfigurationError(

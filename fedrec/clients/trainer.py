@@ -275,6 +275,12 @@ class _Strategy:
 
     def backward(self, loss: Tensor, optimizer: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         module = self.lightning_module
+        if not loss.requires_grad:
+            raise ConfigurationError(
+                f"The loss of {type(module).__name__} does not depend on any parameter that is "
+                "trained. HINT: look for `.detach()`, `.item()`, `torch.no_grad()` or an argmax on "
+                "the way from the parameters to the loss."
+            )
         call(module, "on_before_backward", loss)
         if is_overridden(module, "backward"):
             run(module, "backward", loss, *args, **kwargs)

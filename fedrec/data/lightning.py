@@ -6,6 +6,7 @@ import hashlib
 import random
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -66,7 +67,8 @@ class FromDataModule(FederatedDataModule):
         super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
         # Not isinstance: a data module of `lightning.pytorch` is as good, but another class.
         needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
-        if not all(callable(getattr(datamodule, name, None)) for name in needed):
+        usable = all(callable(getattr(datamodule, name, None)) for name in needed)
+        if not usable or isinstance(datamodule, type):
             raise ConfigurationError(expected("datamodule", "a LightningDataModule", datamodule))
         check_datamodule(datamodule)
         self.datamodule = datamodule
@@ -91,7 +93,7 @@ class FromDataModule(FederatedDataModule):
     @cached_property
     def _read(self) -> tuple[_Read, _Read | None]:
         data = self.datamodule
-        with generators_restored(torch.device("cpu")):
+        with generators_restored(torch.device("cpu")), self._without_trainer():
             self._seed()
             data.prepare_data()
             self._setup("fit")
@@ -122,6 +124,19 @@ class FromDataModule(FederatedDataModule):
         )
         warnings.warn(f"{name} has no test loader: {instead}.", FedrecWarning, stacklevel=2)
         return test
+
+    @contextmanager
+    def _without_trainer(self) -> Iterator[None]:
+        try:
+            yield
+        except AttributeError as error:
+            if error.obj is not None or not hasattr(pl.Trainer, error.name or ""):
+                raise
+            raise ConfigurationError(
+                f"{type(self.datamodule).__name__} reads `self.trainer.{error.name}`, but its data "
+                "are split without a Trainer. HINT: give the data module what it needs when it is "
+                "made, or ask `if self.trainer` first."
+            ) from error
 
     def _setup(self, stage: str) -> None:
         # Each stage by itself, since a split in `setup` is drawn anew in each.
@@ -174,7 +189,9 @@ class FromDataModule(FederatedDataModule):
         else:
             inputs, labels = _stacked(method, [dataset[i] for i in indices])
         # Of any integers torch's losses take int64 alone.
-        found = TensorDataset(inputs, labels if labels.is_floating_point() else labels.long())
+        labels = labels if labels.is_floating_point() else labels.long()
+        # They are kept; what they were computed from is not.
+        found = TensorDataset(*(t if t.is_leaf else t.detach() for t in (inputs, labels)))
         check_dataset(method, found)
         return _Read(found, loader, indices)
 

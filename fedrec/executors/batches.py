@@ -50,6 +50,8 @@ class ClientData:
         found = [c.dataset.tensors for c in unlike.values() if is_plain(c.dataset, c.collate_fn)]
         if len(found) < len(self._datasets) or not _alike(found):
             return
+        if any(t.layout != torch.strided for tensors in found for t in tensors):
+            return
         size = sum(t.nbytes for tensors in found for t in tensors)
         if size > _LARGEST_COPY.get(device.type, _LARGEST_COPY_ON_DEVICE):
             return

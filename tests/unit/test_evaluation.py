@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MeanSquaredError, MetricCollection
-from torchmetrics.classification import BinaryAccuracy, BinaryF1Score
+from torchmetrics.classification import BinaryAccuracy, BinaryConfusionMatrix, BinaryF1Score
 
 from fedrec import FederatedLoop, LightningClient
 from fedrec.aggregators import FedAvg
@@ -97,7 +97,7 @@ def test_every_part_of_the_model_keeps_its_mode(error: bool) -> None:
     before = [part.training for part in module.modules()]
     assert before == [True, True, False, False, False]
     if error:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ConfigurationError, match="the shapes that the model"):
             run(module, TensorDataset(X.repeat(1, 2), Y))
     else:
         run(module, TensorDataset(X, Y))
@@ -337,3 +337,37 @@ def test_hooks_that_change_batches_do_so_in_testing_too() -> None:
     )
     assert found["ter"] == 0.25
     assert module._trainer is None
+
+
+class Silent(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+
+
+def test_a_module_without_forward_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="Silent has no `forward`"):
+        run(Silent(), TensorDataset(X, Y))
+
+
+def test_a_forward_of_two_inputs_is_named() -> None:
+    class Two(Fixed):
+        def forward(self, x: Any, y: Any) -> Any:  # type: ignore[override]
+            return x
+
+    with pytest.raises(ConfigurationError, match=r"Two.forward` to take one input.*`x`, `y`"):
+        run(Two(), TensorDataset(X, Y))
+
+
+def test_a_metric_of_several_numbers_is_named_before_anything_is_recorded() -> None:
+    history = MemoryHistory()
+    metrics = {"matrix": BinaryConfusionMatrix()}
+    with pytest.raises(ConfigurationError, match=r"metric `matrix`, but got .*\(2, 2\)"):
+        loop(metrics=metrics).record(
+            federation(TensorDataset(LOGITS, BINARY)),
+            FedAvg(),
+            history,
+            max_rounds=1,
+            server_lr=0.1,
+        )
+    assert history.is_empty

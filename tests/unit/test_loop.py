@@ -289,6 +289,12 @@ def test_resuming_under_another_plan_is_refused() -> None:
         ({"accelerator": "tpu"}, "accelerator"),
         ({"eval_every": 0}, "eval_every"),
         ({"seed": -1}, "seed"),
+        ({"callbacks": Callback}, "callbacks"),
+        ({"callbacks": [pl.Callback()]}, "callbacks"),
+        ({"logger": "csv"}, "logger"),
+        ({"logger": CSVLogger}, "logger"),
+        ({"default_root_dir": 3}, "default_root_dir"),
+        ({"deterministic": "warn"}, "deterministic"),
     ],
 )
 def test_bad_loop_arguments_are_named(kwargs: dict, match: str) -> None:
@@ -301,6 +307,8 @@ def test_bad_loop_arguments_are_named(kwargs: dict, match: str) -> None:
     [
         ({"exclude": ["q9"]}, "exclude"),
         ({"exclude": "q4"}, "list of client ids"),
+        ({"exclude": None}, "list of client ids"),
+        ({"exclude": 4}, "list of client ids"),
         ({"exclude": [f"q{i}" for i in range(5)]}, "fewer than all"),
         ({"exclude": [], "max_rounds": 7}, "at most the 6 recorded rounds"),
         ({"exclude": [], "batch_policy": "new"}, "batch_policy"),
@@ -310,6 +318,60 @@ def test_bad_recover_arguments_are_named(kwargs: dict, match: str) -> None:
     federation, history, _ = record()
     with pytest.raises(ConfigurationError, match=match):
         quiet().recover(federation, history, HistoricalOnly(), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "match"),
+    [
+        ("federation", [], "a Federation, but got"),
+        ("aggregator", FedAvg, r"an Aggregator, .*class; `FedAvg\(\.\.\.\)` makes one"),
+        ("aggregator", "FedAvg", "an Aggregator, but got 'FedAvg'"),
+        ("history", "runs/history", "a HistoryStore, but got 'runs/history'"),
+        ("attack", TrimAttack, r"an Attack or None, .*`TrimAttack\(\.\.\.\)` makes one"),
+        ("detector", KnownMalicious, "a Detector or None"),
+        ("sampler", 0.5, "a ClientSampler or None, but got 0.5"),
+    ],
+)
+def test_components_of_another_kind_are_named(argument: str, value: object, match: str) -> None:
+    given: dict = {
+        "federation": quadratic_federation(),
+        "aggregator": FedAvg(),
+        "history": MemoryHistory(),
+        argument: value,
+    }
+    with pytest.raises(ConfigurationError, match=f"Expected `{argument}` to be {match}"):
+        quiet().record(**given, max_rounds=1, server_lr=0.1)
+
+
+def test_recoverers_and_weights_of_another_kind_are_named() -> None:
+    federation, history, result = record()
+    with pytest.raises(ConfigurationError, match=r"`recoverer`.*`FedRecover\(\.\.\.\)` makes one"):
+        quiet().recover(federation, history, FedRecover, exclude=[])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="`global_weights` to be a Tensor"):
+        quiet().test(federation, result.global_weights.numpy())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"malicious": None}, "`malicious` to be a count"),
+        ({"malicious": "client-1"}, "`malicious` to be a count"),
+        ({"malicious": torch.tensor(2)}, "`malicious` to be a count"),
+    ],
+)
+def test_bad_federation_arguments_are_named(kwargs: dict, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        Federation.from_data(Digits(num_clients=4), MLP(in_features=64), **kwargs)
+
+
+def test_what_is_no_client_and_no_data_is_named() -> None:
+    data = Digits(num_clients=4)
+    with pytest.raises(ConfigurationError, match="`clients` to be a Client"):
+        Federation([data.train_dataset], MLP(in_features=64))  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="`data` to be a FederatedDataModule"):
+        Federation.from_data(Digits, MLP(in_features=64))  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="`joins` to be a dict"):
+        ClientSampler(joins=["a"])  # type: ignore[arg-type]
 
 
 def test_recovering_nothing_is_an_error() -> None:

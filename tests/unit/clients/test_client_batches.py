@@ -323,10 +323,29 @@ def test_samples_that_make_no_batch(dataset: Any, found: str) -> None:
     assert "`collate_fn=`" in text
 
 
+@pytest.mark.parametrize(
+    ("dataset", "found", "hint"),
+    [
+        ([(torch.zeros(4), 0)] * 2, "gives [float32 of shape (4,), int64", "the shapes that"),
+        ([(torch.zeros(3), 9)] * 2, "Target 9 is out of bounds", "labels have to be below"),
+        ([(torch.zeros(3), torch.tensor([1]))] * 2, "int64 of shape (1,)", "the shapes that"),
+        ([(torch.zeros(3), "cat")] * 2, "argument 'target'", "the types that"),
+    ],
+    ids=["features", "label", "label of a dimension", "label in words"],
+)
+def test_shapes_and_values_that_a_model_cannot_take(dataset: Any, found: str, hint: str) -> None:
+    text = refusal(dataset)
+    assert "fails on a batch of client 'c1', whose first sample (0)" in text
+    assert found in text
+    assert hint in text.partition("HINT: ")[2]
+
+
 def test_other_failures_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
-        updates(Net(), [[(torch.zeros(4), 0)] * 2])
-    assert not isinstance(caught.value, ConfigurationError)
+    def fail(batch: Any) -> Any:
+        raise IndexError("no such word")
+
+    with pytest.raises(IndexError, match="no such word"):
+        updates(Net(fail), [pairs()])
 
 
 def test_arguments_are_checked() -> None:

@@ -318,6 +318,51 @@ def test_what_is_no_loss_is_refused(output: Any) -> None:
         update(module)
 
 
+def take_an_iterator(self: Any, dataloader_iter: Any) -> Any:
+    return next(dataloader_iter)
+
+
+def replace_layer(self: Any) -> None:
+    self.layer = nn.Linear(2, 1)
+
+
+def turn_manual(self: Any) -> None:
+    self.automatic_optimization = self.current_epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("methods", "match"),
+    [
+        ({"training_step": take_an_iterator}, "takes `dataloader_iter`"),
+        (
+            {"training_step": lambda self, batch, i: self(batch[0]).mean().detach()},
+            "does not depend on any parameter that is trained. HINT: look for",
+        ),
+        (
+            {"training_step": lambda self, batch, i: self.logger.experiment.add_scalar("x", i)},
+            "reads `logger.experiment`, but a module has no logger",
+        ),
+        ({"on_train_start": replace_layer}, r"in the place of `layer\.weight`, `layer\.bias`"),
+        ({"on_train_epoch_start": turn_manual}, "changes `automatic_optimization` in the middle"),
+    ],
+    ids=["iterator", "detached", "logger", "replaced", "manual"],
+)
+def test_what_local_training_cannot_do_is_named(methods: dict[str, Any], match: str) -> None:
+    module = type("Odd", (Net,), methods)()
+    with pytest.raises(ConfigurationError, match=match):
+        update(module, work=LocalWork(local_epochs=2))
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.zeros(1, 1).expand(1, 2), torch.empty(1, 2, device="meta")]
+)
+def test_parameters_without_memory_of_their_own_are_refused(weight: torch.Tensor) -> None:
+    module = Net()
+    module.layer.weight = nn.Parameter(weight)
+    with pytest.raises(ConfigurationError, match=r"memory of its own, but got \['layer\.weight'\]"):
+        ParameterVector(module)
+
+
 def test_what_was_frozen_cannot_be_trained() -> None:
     class Thawing(Net):
         def __init__(self):

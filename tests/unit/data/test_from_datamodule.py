@@ -423,3 +423,31 @@ def test_a_data_set_that_changes_its_samples_does_so_for_clients_and_server() ->
     data = Own(2, server_samples=4)
     held = [*data.client_datasets().values(), data.server_dataset]
     assert sorted(int(x) for d in held for x, _ in d) == list(range(0, 40, 2))
+
+
+# --- without a trainer ---------------------------------------------------------------------------
+
+
+def test_a_data_module_that_reads_its_trainer_is_named() -> None:
+    class Asking(Given):
+        def train_dataloader(self) -> Any:
+            return DataLoader(numbers(), batch_size=8 // self.trainer.world_size)
+
+    data = FederatedDataModule.from_datamodule(Asking(None), num_clients=2)
+    with pytest.raises(
+        ConfigurationError, match=r"reads `self\.trainer\.world_size`, but its data"
+    ):
+        data.setup("fit")
+
+
+def test_a_class_is_no_data_module() -> None:
+    with pytest.raises(ConfigurationError, match="`datamodule` to be a LightningDataModule"):
+        FederatedDataModule.from_datamodule(Given, num_clients=2)  # type: ignore[arg-type]
+
+
+def test_samples_lose_what_they_were_computed_from() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    loader = DataLoader(Pairs(4, lambda i: (weight * i, i % 3)), batch_size=2)
+    train = read(loader).train_dataset
+    assert values(train) == [0, 1, 2, 3]
+    assert not train.tensors[0].requires_grad
