@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.clients.state import GENERATORS
+from fedrec.clients.state import GENERATORS, LEAVES
 from fedrec.random import key
 
 __all__ = ["held_generators", "held_restored", "seed_held"]
 
 # Longer lists hold samples.
 _MOST_ENTRIES = 100
-_LEAVES = (Tensor, np.ndarray, str, bytes, int, float, complex, type, type(None))
+_LEAVES = (*LEAVES, Tensor, np.ndarray)
 
 
 def held_generators(*values: Any) -> list[Any]:
@@ -51,7 +51,7 @@ def held_generators(*values: Any) -> list[Any]:
             found.append(value)
         elif isinstance(value, dict):
             waiting.extend(value.values() if len(value) <= _MOST_ENTRIES else ())
-        elif isinstance(value, (list, tuple, set, deque)):
+        elif isinstance(value, (list, tuple, deque)):
             waiting.extend(value if len(value) <= _MOST_ENTRIES else ())
         elif isinstance(value, FunctionType):
             waiting.extend(c.cell_contents for c in value.__closure__ or () if _is_filled(c))

@@ -6,7 +6,7 @@ import inspect
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedrec.clients.generators import global_state, put_global_state
 from fedrec.clients.held_generators import held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, run
-from fedrec.clients.trainer import LocalTrainer, as_number
+from fedrec.clients.trainer import as_number
 from fedrec.exceptions import ConfigurationError
 from fedrec.random import key
 from fedrec.types import RoundContext
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LogMeans",
     "batch_of",
-    "capture_logs",
     "changes_batches",
     "clear_gradients",
     "generators_restored",
@@ -150,19 +149,6 @@ def loss_of(output: Any, module: nn.Module) -> Tensor | None:
             "HINT: return the mean over the batch."
         )
     return loss.reshape(())
-
-
-def capture_logs(module: nn.Module, num_steps: int) -> AbstractContextManager[dict[str, Any]]:
-    """Make `self.log` and `self.trainer` work inside a `training_step` without a Trainer.
-
-    Args:
-        module: A LightningModule.
-        num_steps: How many steps there are.
-
-    Returns:
-        A context manager that gives what was logged last, by name.
-    """
-    return LocalTrainer(module, num_training_batches=num_steps).attached()
 
 
 def gradients_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +11,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from fedrec.clients.hooks import call, check_hooks, lightning_class
+from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import batch_of, output_of
 from fedrec.clients.trainer import LocalTrainer, warn_of_unknown_attributes
 from fedrec.exceptions import ConfigurationError
-
-if TYPE_CHECKING:
-    from fedrec.clients.lightning import LightningClient
 
 __all__ = ["prepare"]
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["GENERATORS", "ModuleState", "forget_states", "state_of"]
+__all__ = ["GENERATORS", "LEAVES", "ModuleState", "forget_states", "state_of"]
 
 # What is compared by value: an equal number that was computed anew is no change.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-# What has no state of training, or one that is not the module's.
-_OPAQUE = (
+#: What leads to nothing that a user's code would draw from or change in training.
+LEAVES = (
     *_VALUES,
     type,
     BuiltinFunctionType,
@@ -33,12 +33,12 @@ _OPAQUE = (
     torch.dtype,
     torch.device,
     torch.Size,
-    Dataset,
-    DataLoader,
     logging.Logger,
     threading.Thread,
     io.IOBase,
 )
+# What has no state of training, or one that is not the module's.
+_OPAQUE = (*LEAVES, Dataset, DataLoader)
 # Entries of a module that lead out of it.
 _LEADS_AWAY = ("_trainer", "_fabric")
 # Dictionaries of a module whose names say nothing to its author.

@@ -113,7 +113,6 @@ class LocalTrainer:
         self.log_every_n_steps = 50
         self.precision_plugin = _Precision()
         self.strategy = _Strategy(self, device or torch.device("cpu"))
-        self._autocast = autocast
         self._logged = _Logged(module)
         # What `LightningModule.log` wants, where a module's own `log` calls it.
         self._results = SimpleNamespace(

@@ -71,7 +71,8 @@ class VectorizedExecutor(Executor):
     `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, or where samples meet in any other way
     than in one mean that the loss is linear in. `"vmap"` is refused by torch, for similar reasons,
     and with optimisers that are not elementwise. All but `"sequential"` are refused where local
-    training changes anything but parameters; `"grouped"` and `"vmap"` also where it draws random
+    training changes anything, parameters included but for the optimiser's step, or looks at its
+    optimisers or at what it has logged; `"grouped"` and `"vmap"` also where it draws random
     numbers, reads the value of a tensor or hooks into gradients. Before the first round every path
     is tried on up to eight clients and refused if the updates of half of them differ from the
     sequential ones by more than 1e-5 (5e-2 in bfloat16), any by more than 1e-2, or what they log
@@ -79,10 +80,11 @@ class VectorizedExecutor(Executor):
     differ more.)
 
     What could change later is watched in every round, and in every round the update of one client,
-    drawn by seed, is computed sequentially as well. Where a path is refused in a later round, or an
-    update differs, the round is computed again sequentially, and so are all that follow. A warning
-    says so once, and `RunResult.execution`, the round records of the history and the results keep
-    it as `departure`.
+    drawn by seed from those that are computed with others, is computed sequentially as well. The
+    optimiser, the clients' settings and their data are those of the round. Where a path is refused
+    in a later round, or an update differs, the round is computed again sequentially, and so are all
+    that follow. A warning says so once, and `RunResult.execution`, the round records of the history
+    and the results keep it as `departure`.
 
     Args:
         path: `"auto"` for the rule, or one of the paths, to take it unless it is refused.
@@ -176,14 +178,14 @@ class VectorizedExecutor(Executor):
             return self._sequential.compute(clients, global_weights, ctx)
         try:
             sent = self._compute_together(self._data, clients, global_weights, ctx)
+            wrong = sent and self._audit(clients, sent.updates, global_weights, ctx)
         except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
             return self._depart(clients, global_weights, ctx, reason=reason_of(error))
         if sent is None:
             return self._sequential.compute(clients, global_weights, ctx)
-        disagreement = self._audit(clients, sent.updates, global_weights, ctx)
-        if disagreement is None:
+        if not wrong:
             return sent
-        return self._depart(clients, global_weights, ctx, **disagreement)
+        return self._depart(clients, global_weights, ctx, **wrong)
 
     def _compute_together(
         self,
@@ -305,9 +307,13 @@ class VectorizedExecutor(Executor):
         module, layout = client.module, ctx.layout
         layout.load(module, global_weights)
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        with client.local_trainer(module, ctx).hiding_optimizers().attached(), torch.enable_grad():
-            batch = client.read(client.batches(ctx)[0], ctx.device)
-            gradients = gradients_of(module, parameters, batch, 0, ctx)
+        trainer = client.local_trainer(module, ctx).hiding_optimizers()
+        try:
+            with trainer.attached(), torch.enable_grad():
+                batch = client.read(client.batches(ctx)[0], ctx.device)
+                gradients = gradients_of(module, parameters, batch, 0, ctx)
+        finally:
+            self._state.restore()
         if gradients is None:
             return torch.zeros_like(global_weights)
         return layout.flatten_dict(scaled(gradients, self._scale), torch.empty_like(global_weights))

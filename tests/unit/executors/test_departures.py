@@ -314,6 +314,26 @@ def test_audits_start_from_the_global_weights_whatever_was_audited_before(seed):
     assert result.execution["departure"]["round"] == CHANGE
 
 
+def test_what_happens_in_the_audit_alone_ends_the_fast_path_too():
+    """Of one client's four samples the module makes something else than of all sixteen."""
+
+    class Small(Changing):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            if self.now and len(batch[1]) == 4:
+                self.calls += 1
+                loss = loss * len(self.trainer.optimizers)
+            return loss
+
+    base = federation("plain")
+    base.module.__class__ = Small
+    loop = FederatedLoop(executor=Later(), logger=False, enable_progress_bar=False)
+    with pytest.warns(FedrecWarning, match="it looks at its optimizers"):
+        result = loop.record(base, FedAvg(), MemoryHistory(), max_rounds=8, server_lr=0.1)
+    assert result.execution["departure"]["round"] == CHANGE
+    assert base.module.calls == 0
+
+
 def test_one_client_a_round_is_drawn_by_seed():
     asked = []
 

@@ -192,11 +192,16 @@ def test_fast_paths_equal_the_sequential_one(optimizer, kwargs, path, sizes) -> 
 
 @pytest.mark.parametrize("path", ["grouped", "vmap", "loop"])
 @pytest.mark.parametrize(
-    ("module", "features"),
-    [(MLP(in_features=16, hidden=(8,)), (1, 4, 4)), (CNN(hidden=10), (1, 28, 28))],
+    ("make", "features"),
+    [
+        (lambda: MLP(in_features=16, hidden=(8,)), (1, 4, 4)),
+        (lambda: CNN(hidden=10), (1, 28, 28)),
+    ],
     ids=["mlp", "cnn"],
 )
-def test_every_path_is_right_for_the_shipped_models(module, features: tuple, path: str) -> None:
+def test_every_path_is_right_for_the_shipped_models(make, features: tuple, path: str) -> None:
+    torch.manual_seed(0)  # one in a hundred has a maximum that is nearly tied
+    module = make()
     made = clients(module, (6, 6, 4), features=features, classes=10, batch_size=5)
     plan, fast, slow = both(module, made, VectorizedExecutor(path=path))
     assert plan["path"] == path
