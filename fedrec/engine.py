@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.clients.base import Client
+from fedrec.clients.batches import is_plain
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
+from fedrec.clients.local import random_numbers
 from fedrec.clients.state import state_of
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
@@ -120,32 +123,27 @@ class Engine:
         self.buffers = layout.buffers(module) if names else None
 
     def check_repeatable(self, global_weights: Tensor) -> None:
-        """Refuse local training that cannot be replayed, as one client shows.
+        """Refuse data that cannot be read again as they were, as one client's first batch shows.
 
         Raises:
-            ConfigurationError: If it gives another update when it is done again.
+            ConfigurationError: If it is another batch when it is read again.
         """
-        own = LightningClient.local_update  # what others override it for may not bear a rehearsal
         clients = [c for c in self.federation.clients if isinstance(c, LightningClient)]
-        client = next((c for c in clients if type(c).local_update is own), None)
+        client = next((c for c in clients if not is_plain(c.dataset, c.collate_fn)), None)
         if client is None:
             return
         ctx = self.context(0, self.federation.client_ids, global_weights, lambda name, value: None)
-        exact = ctx.autocast_is_off and self.device.type == "cpu"
-        limit = _REPEATS if exact else _REPEATS_ROUGHLY
-        with _on_trial(client):
-            before = client.local_update(global_weights, ctx).update
-            for _ in range(2):  # the first may make what is kept, a generator say
-                update = client.local_update(global_weights, ctx).update
-                if not bool((update - before).norm() > limit * before.norm()):
-                    return
-                difference, before = float((update - before).norm() / before.norm()), update
+        indices, batches = client.batches(ctx)[0], list[Any]()
+        for _ in range(3):  # the first may make what is kept, a generator say
+            with random_numbers(ctx, client.client_id, client.generators()):
+                batches.append(client.read(indices, torch.device("cpu")))
+            if len(batches) > 1 and _are_equal(*batches[-2:]):
+                return
         raise ConfigurationError(
-            f"Local training of client {client.client_id!r} gives another update each time, from "
-            f"the same weights, samples and seeds (by {difference:.1%} of its length), so that no "
-            "recovery can replay it. HINT: draw from torch, NumPy's global generator, Python's "
-            "`random`, or generators that the data set or the module holds, and keep no count of "
-            "samples read."
+            f"Client {client.client_id!r} gives another batch each time the same samples are read, "
+            "with the same seeds, so that no recovery can replay its training. HINT: draw from "
+            "torch, NumPy's global generator, Python's `random`, or generators that the data set "
+            "or its transforms hold, and keep no count of samples read."
         )
 
     def rehearse(self, global_weights: Tensor) -> list[str]:
@@ -443,6 +441,16 @@ def _fresh(component: T) -> T:
         for name, value in component.init_args().items()
     }
     return type(component)(**arguments)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether the tensors of two batches have the same values."""
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(
+        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+        for a, b in pairs
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.layout == torch.strided
+    )
 
 
 def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:

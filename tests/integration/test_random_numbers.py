@@ -212,13 +212,14 @@ class Counting(Noisy):
         return float(self.count)
 
 
-@pytest.mark.parametrize("where", ["dataset", "training_step"])
-def test_training_that_cannot_be_replayed_is_refused_before_round_0(where: str) -> None:
-    draw = Counting().next if where == "dataset" else lambda: np.random.default_rng().normal()
+@pytest.mark.parametrize(
+    "draw", [Counting().next, lambda: np.random.default_rng().normal()], ids=["count", "unseeded"]
+)
+def test_data_that_cannot_be_read_again_are_refused_before_round_0(draw: Any) -> None:
     history = MemoryHistory()
     loop = FederatedLoop(logger=False, enable_progress_bar=False)
-    with pytest.raises(ConfigurationError, match="'c0' gives another update each time"):
-        loop.record(make(where, draw), FedAvg(), history, max_rounds=1, server_lr=0.1)
+    with pytest.raises(ConfigurationError, match="'c0' gives another batch each time"):
+        loop.record(make("dataset", draw), FedAvg(), history, max_rounds=1, server_lr=0.1)
     assert history.is_empty
 
 
