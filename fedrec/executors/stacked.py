@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,9 @@ def train_stacked(cohort: Cohort, updates: Tensor, logs: LogMeans) -> None:
         gradient = _per_client_gradient(module, logged, shared)
         for step, samples in enumerate(cohort.steps()):
             batch = tree_map(lambda x: x.reshape(count, -1, *x.shape[1:]), samples)
-            with cohort.ctx.autocast():
+            with cohort.ctx.autocast(), warnings.catch_warnings():
+                # Of operations that vmap takes client by client, which is torch's business.
+                warnings.filterwarnings("ignore", message="There is a performance drop")
                 gradients, found = gradient(parameters, batch, trainer.begin(step))
             if shared:
                 scale = optimizer.gradient_scale()
