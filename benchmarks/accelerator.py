@@ -26,7 +26,7 @@ from workloads import workload
 
 from fedrec.attacks import TrimAttack
 from fedrec.functional import coordinate_median, trimmed_mean
-from fedrec.functional.order_statistics import choose_kernel
+from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.history import MemoryHistory
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch

@@ -34,7 +34,7 @@ from fedrec.functional import (
     use_kernel,
     weighted_mean,
 )
-from fedrec.functional.order_statistics import choose_kernel
+from fedrec.functional.aggregation.order_statistics import choose_kernel
 
 HEADERS = (
     "clients",

@@ -18,7 +18,6 @@ import torch
 from timing import interleave, median, table, write_csv
 from torch import nn
 
-from fedrec._allocator import keep_freed_memory
 from fedrec.attacks import (
     ALIE,
     IPM,
@@ -36,6 +35,7 @@ from fedrec.attacks import (
     TrimAttack,
 )
 from fedrec.functional import trimmed_mean
+from fedrec.loop.runtime import keep_freed_memory
 from fedrec.parameters import ParameterVector
 from fedrec.types import AttackContext
 

@@ -22,8 +22,8 @@ import numpy as np
 from timing import interleave, median, table, write_csv
 
 from fedrec.history import Manifest
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 HEADERS = (
     *("codec", "threads", "write s", "encrypted", "ratio", "read s", "encrypted", "ratio"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from fedrec.metrics_log import read_metrics
+from fedrec.loop.logs import read_metrics
 from fedrec.recipe.schema import folder_name
 
 COLOURS = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#e69f00", "#56b4e9")

@@ -30,12 +30,12 @@ import torch
 from timing import table, write_csv
 from workloads import WORKLOADS, workload
 
-from fedrec._allocator import keep_freed_memory
 from fedrec.aggregators import FedAvg
 from fedrec.callbacks import Callback
 from fedrec.history import HistoryStore, LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import read_ahead
 from fedrec.loop import FederatedLoop
+from fedrec.loop.runtime import keep_freed_memory
 from fedrec.recoverers import FedRecover
 from fedrec.types import RecoveryContext, RoundRecord
 

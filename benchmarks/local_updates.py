@@ -28,9 +28,9 @@ from timing import interleave, median, table, write_csv
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrec._allocator import keep_freed_memory
 from fedrec.clients import LightningClient
 from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
+from fedrec.loop.runtime import keep_freed_memory
 from fedrec.models import CNN, HARMLP, MLP, Classifier, PurchaseMLP
 from fedrec.parameters import ParameterVector
 from fedrec.types import RoundContext

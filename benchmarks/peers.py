@@ -50,11 +50,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from workloads import workload
 
-from fedrec._allocator import keep_freed_memory
 from fedrec.aggregators import Aggregator, FedAvg, Median, TrimmedMean
 from fedrec.clients import LightningClient
 from fedrec.federation import Federation
 from fedrec.loop import FederatedLoop
+from fedrec.loop.runtime import keep_freed_memory
 from fedrec.models import CNN
 from fedrec.types import RoundContext
 

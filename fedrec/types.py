@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fedrec.aggregators.base import Aggregator
     from fedrec.clients.objective import LocalObjective
-    from fedrec.estimate_errors import EstimateError
+    from fedrec.loop.estimate_errors import EstimateError
     from fedrec.metrics.cost import CostLedger
 
 __all__ = [

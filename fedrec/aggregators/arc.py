@@ -7,7 +7,7 @@ from torch import Tensor
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.byzantine import ByzantineAggregator
 from fedrec.aggregators.wrapper import RuleWrapper
-from fedrec.functional.clipping import adaptive_clipping
+from fedrec.functional.aggregation.clipping import adaptive_clipping
 from fedrec.types import RoundContext
 
 __all__ = ["ARC"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ShapeError
-from fedrec.functional._finite import nonfinite_rows
+from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.random import torch_generator
 from fedrec.types import RoundContext
 

@@ -12,7 +12,7 @@ from fedrec._checks import check_int
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.wrapper import RuleWrapper
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.functional.mixing import bucket_means
+from fedrec.functional.aggregation.mixing import bucket_means
 from fedrec.types import RoundContext
 
 __all__ = ["Bucketing"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
+from fedrec.functional.aggregation.krum import bulyan_selection
+from fedrec.functional.aggregation.mean_around_median import mean_around_median
 from fedrec.functional.distances import pairwise_squared_distances
-from fedrec.functional.krum import bulyan_selection
-from fedrec.functional.mean_around_median import mean_around_median
 from fedrec.types import RoundContext
 
 __all__ = ["Bulyan"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
-from fedrec.functional.spectral import covariance_bound_agnostic_filter
+from fedrec.functional.aggregation.spectral import covariance_bound_agnostic_filter
 from fedrec.types import RoundContext
 
 __all__ = ["CAF"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedrec._checks import check_float, check_int
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.clipping import centered_clipping
+from fedrec.functional.aggregation.clipping import centered_clipping
 from fedrec.types import RoundContext
 
 __all__ = ["CenteredClipping"]

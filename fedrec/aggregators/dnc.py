@@ -11,9 +11,9 @@ from torch import Tensor
 from fedrec._checks import check_float, check_int
 from fedrec.aggregators.byzantine import ByzantineAggregator
 from fedrec.exceptions import AggregationError
-from fedrec.functional.krum import lowest
-from fedrec.functional.means import mean_of_rows
-from fedrec.functional.spectral import spectral_scores
+from fedrec.functional.aggregation.krum import lowest
+from fedrec.functional.aggregation.means import mean_of_rows
+from fedrec.functional.aggregation.spectral import spectral_scores
 from fedrec.types import RoundContext
 
 __all__ = ["DnC"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.wrapper import RuleWrapper
-from fedrec.functional._columns import wide_dtype
-from fedrec.functional.server_optimizers import adaptive_server_step
+from fedrec.functional.aggregation.server_optimizers import adaptive_server_step
+from fedrec.functional.kernels._columns import wide_dtype
 from fedrec.types import RoundContext
 
 __all__ = ["FedAdam"]

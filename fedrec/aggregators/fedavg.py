@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedrec._checks import check_bool
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.means import weighted_mean
+from fedrec.functional.aggregation.means import weighted_mean
 from fedrec.types import RoundContext
 
 __all__ = ["FedAvg"]

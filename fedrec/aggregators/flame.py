@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.clipping import clip_factors
-from fedrec.functional.clustering import majority_cluster
+from fedrec.functional.aggregation.clipping import clip_factors
+from fedrec.functional.aggregation.clustering import majority_cluster
+from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.functional.cosine import cosine_similarities
 from fedrec.functional.distances import squared_norms
-from fedrec.functional.order_statistics import coordinate_median
 from fedrec.types import RoundContext
 
 __all__ = ["FLAME"]

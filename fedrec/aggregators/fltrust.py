@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.exceptions import AggregationError, FedrecWarning
+from fedrec.functional.aggregation.trust import trust_scores
 from fedrec.functional.distances import squared_norms
-from fedrec.functional.trust import trust_scores
 from fedrec.types import RoundContext
 
 __all__ = ["FLTrust"]

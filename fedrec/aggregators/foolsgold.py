@@ -11,8 +11,8 @@ from torch import Tensor
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
 from fedrec.exceptions import FedrecWarning
+from fedrec.functional.aggregation.foolsgold import foolsgold_weights
 from fedrec.functional.cosine import cosine_similarities
-from fedrec.functional.foolsgold import foolsgold_weights
 from fedrec.types import RoundContext
 
 __all__ = ["FoolsGold"]

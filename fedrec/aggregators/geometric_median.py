@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedrec._checks import check_bool, check_float, check_int
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.geometric_median import geometric_median
+from fedrec.functional.aggregation.geometric_median import geometric_median
 from fedrec.types import RoundContext
 
 __all__ = ["GeometricMedian"]

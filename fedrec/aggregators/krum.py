@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
+from fedrec.functional.aggregation.krum import krum_scores, lowest
 from fedrec.functional.distances import pairwise_squared_distances
-from fedrec.functional.krum import krum_scores, lowest
 from fedrec.types import RoundContext
 
 __all__ = ["Krum"]

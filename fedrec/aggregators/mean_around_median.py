@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
-from fedrec.functional.mean_around_median import mean_around_median
+from fedrec.functional.aggregation.mean_around_median import mean_around_median
 from fedrec.types import RoundContext
 
 __all__ = ["MeanAroundMedian"]

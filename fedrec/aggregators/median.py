@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.order_statistics import coordinate_median
+from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.types import RoundContext
 
 __all__ = ["Median"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
+from fedrec.functional.aggregation.krum import krum_scores, lowest
+from fedrec.functional.aggregation.means import mean_of_rows
 from fedrec.functional.distances import pairwise_squared_distances
-from fedrec.functional.krum import krum_scores, lowest
-from fedrec.functional.means import mean_of_rows
 from fedrec.types import RoundContext
 
 __all__ = ["MultiKrum"]

@@ -7,7 +7,7 @@ from torch import Tensor
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.byzantine import ByzantineAggregator
 from fedrec.aggregators.wrapper import RuleWrapper
-from fedrec.functional.mixing import nearest_neighbor_mixing
+from fedrec.functional.aggregation.mixing import nearest_neighbor_mixing
 from fedrec.types import RoundContext
 
 __all__ = ["NearestNeighborMixing"]

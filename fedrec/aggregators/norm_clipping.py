@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedrec._checks import check_bool, check_choice, check_float
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.clipping import norm_clipping
+from fedrec.functional.aggregation.clipping import norm_clipping
 from fedrec.types import RoundContext
 
 __all__ = ["NormClipping"]

@@ -12,7 +12,7 @@ from fedrec._checks import check_float, check_int, is_fraction
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.wrapper import RuleWrapper
 from fedrec.exceptions import AggregationError
-from fedrec.functional.signs import sign_votes
+from fedrec.functional.aggregation.signs import sign_votes
 from fedrec.types import RoundContext
 
 __all__ = ["RLR"]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.byzantine import check_count, count_of
-from fedrec.functional.order_statistics import check_trim, trimmed_mean
+from fedrec.functional.aggregation.order_statistics import check_trim, trimmed_mean
 from fedrec.types import RoundContext
 
 __all__ = ["TrimmedMean"]

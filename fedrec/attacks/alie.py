@@ -9,7 +9,7 @@ from fedrec._checks import check_bool, check_float, is_integer
 from fedrec.attacks._rows import counts, reference
 from fedrec.attacks.base import Attack
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.functional.alie import alie, alie_quantile
+from fedrec.functional.attack.alie import alie, alie_quantile
 from fedrec.types import AttackContext
 
 __all__ = ["ALIE"]
@@ -20,7 +20,7 @@ class ALIE(Attack):
 
     All malicious clients send the mean of honest updates, shifted in every coordinate by $z$
     standard deviations: so little that there are benign clients farther out, which then look worse
-    (see `fedrec.functional.alie`).
+    (see `fedrec.functional.attack.alie`).
 
     As in the paper the attackers estimate mean and standard deviation from what they would have
     sent themselves (one alone sends just that). With full knowledge they are those of the benign

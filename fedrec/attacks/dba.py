@@ -10,7 +10,7 @@ from torch import Tensor
 from fedrec._checks import check_int
 from fedrec.attacks.backdoor import BackdoorAttack
 from fedrec.attacks.triggers import Trigger
-from fedrec.functional.backdoor import part_of_trigger
+from fedrec.functional.attack.backdoor import part_of_trigger
 
 __all__ = ["DBA"]
 
@@ -19,7 +19,7 @@ class DBA(BackdoorAttack):
     r"""Distributed backdoor attack: every malicious client embeds one part of the trigger.
 
     The places that the trigger changes are cut into parts (see
-    `fedrec.functional.backdoor.part_of_trigger`), which the malicious clients of the federation get
+    `fedrec.functional.part_of_trigger`), which the malicious clients of the federation get
     in turn. Attack success is measured with the whole trigger. Everything else is as in
     `BackdoorAttack`.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedrec._checks import check_int
 from fedrec.attacks.base import Attack
-from fedrec.functional.mimic import mimic_direction
+from fedrec.functional.attack.mimic import mimic_direction
 from fedrec.random import torch_generator
 from fedrec.types import AttackContext
 
@@ -22,9 +22,9 @@ class Mimic(Attack):
 
     Nothing that is sent is out of the ordinary, but where clients have different data the rule is
     led to one of them. In the first rounds the attackers follow the direction $z$ in which benign
-    updates differ most (see `fedrec.functional.mimic`), and copy the client that is farthest along
-    it, $\arg\max_i z^\top g_i$. From then on they copy the last one chosen, or in a round without
-    it the one that is farthest along.
+    updates differ most (`fedrec.functional.mimic_direction`), and copy the client that is farthest
+    along it, $\arg\max_i z^\top g_i$. From then on they copy the last one chosen, or in a round
+    without it the one that is farthest along.
 
     Args:
         warmup_rounds: Rounds in which the attackers look for whom to copy, at least 1.

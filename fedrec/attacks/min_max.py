@@ -8,7 +8,7 @@ from torch import Tensor
 from fedrec._checks import check_bool, check_choice
 from fedrec.attacks._rows import reference
 from fedrec.attacks.base import Attack
-from fedrec.functional.min_max import PERTURBATIONS, min_max, perturbation
+from fedrec.functional.attack.min_max import PERTURBATIONS, min_max, perturbation
 from fedrec.types import AttackContext
 
 __all__ = ["MinMax"]
@@ -23,7 +23,7 @@ class MinMax(Attack):
 
     $$\max_i \lVert \tilde g - g_i \rVert \le \max_{i,j} \lVert g_i - g_j \rVert$$
 
-    The largest step is computed in closed form, not searched (see `fedrec.functional.min_max`).
+    The largest step is computed in closed form, not searched (`fedrec.functional.perturbation`).
 
     Args:
         perturbation: The direction: `"std"`, against the standard deviation of every coordinate;

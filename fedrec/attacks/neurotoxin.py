@@ -8,7 +8,7 @@ from fedrec._checks import check_float
 from fedrec.attacks._rows import replaced
 from fedrec.attacks.base import Attack
 from fedrec.attacks.wrapper import AttackWrapper
-from fedrec.functional.neurotoxin import outside_top
+from fedrec.functional.attack.neurotoxin import outside_top
 from fedrec.types import AttackContext
 
 __all__ = ["Neurotoxin"]
@@ -18,7 +18,7 @@ class Neurotoxin(AttackWrapper):
     r"""An attack in the coordinates that benign clients hardly change, so that it lasts.
 
     The aggregate of the round before shows which coordinates benign clients move most. Malicious
-    updates are projected onto the others (see `fedrec.functional.neurotoxin`), so that later honest
+    updates are projected onto the others (`fedrec.functional.outside_top`), so that later honest
     updates do not undo them. In the first round there is no such aggregate, and nothing is changed.
 
     The paper projects in every local step. For one step of SGD that is the same; of several steps

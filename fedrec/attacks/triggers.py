@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrec._checks import check_float, check_int
 from fedrec.component import Component
 from fedrec.exceptions import ConfigurationError, ShapeError, expected
-from fedrec.functional.backdoor import (
+from fedrec.functional.attack.backdoor import (
     BADNETS_PIXELS,
     blended,
     every_kth_feature,

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedrec._checks import check_bool, check_float
 from fedrec.attacks._rows import generators
 from fedrec.attacks.base import Attack
-from fedrec.functional.trim import trim_attack, trim_attack_partial
+from fedrec.functional.attack.trim import trim_attack, trim_attack_partial
 from fedrec.types import AttackContext
 
 __all__ = ["TrimAttack"]
@@ -19,7 +19,7 @@ class TrimAttack(Attack):
 
     In every coordinate, malicious clients send a value just beyond the benign extreme that lies
     against the direction in which the honest updates would go: the smallest honest value divided or
-    multiplied by a factor, or the largest (see `fedrec.functional.trim`). The factor is
+    multiplied by a factor, or the largest (see `fedrec.functional.attack.trim`). The factor is
     drawn from $U[1, b_{\max}]$ for every coordinate, attacker and round. Full knowledge: direction
     and extremes are over all clients' honest updates, the attackers' own included.
 

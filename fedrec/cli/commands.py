@@ -15,7 +15,7 @@ from fedrec.cli.plot import plot_command
 from fedrec.cli.sweep import sweep_command
 from fedrec.data import FederatedDataModule
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, RecipeError
-from fedrec.memory import num_bytes_text
+from fedrec.loop.footprint import num_bytes_text
 from fedrec.recipe import Recipe, load_recipe, run
 from fedrec.recipe.fitting import check_fit
 from fedrec.recipe.folder import RunFolder, existing

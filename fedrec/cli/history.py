@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
-from fedrec.history.damage import Damage
+from fedrec.history.lmdb.damage import Damage
 
 __all__ = ["execute"]
 
@@ -81,7 +81,7 @@ def _allow(modules: list[str]) -> None:
 
 def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
     from fedrec.history.retention import Retention
-    from fedrec.history.summary import info
+    from fedrec.history.tools.info import info
 
     found = info(args.target, master_key=_source(args))
     unknown = "unknown before the first round"
@@ -121,8 +121,8 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 
 
 def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.store import RoundStore
-    from fedrec.history.summary import history_folder
+    from fedrec.history.lmdb.store import RoundStore
+    from fedrec.history.tools.info import history_folder
 
     damage: list[Damage] = []
     rounds = 0
@@ -147,7 +147,7 @@ def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:
 
 
 def _repair(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.maintenance import repair
+    from fedrec.history.tools.repair import repair
 
     done = repair(args.target, progress=progress, master_key=_source(args))
     result = {**dataclasses.asdict(done), "damage": _as_dicts(list(done.damage))}
@@ -163,7 +163,7 @@ def _repair(args: argparse.Namespace, progress: Progress) -> _Outcome:
 
 
 def _compact(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.maintenance import compact
+    from fedrec.history.tools.repair import compact
 
     done = compact(args.target, progress=progress, master_key=_source(args))
     text = f"{done.bytes_before:,} bytes before, {done.bytes_after:,} bytes now."
@@ -171,7 +171,7 @@ def _compact(args: argparse.Namespace, progress: Progress) -> _Outcome:
 
 
 def _forget(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.forgetting import forget
+    from fedrec.history.tools.forget import forget
 
     done = forget(args.target, args.client, progress=progress, master_key=_source(args))
     result = {**dataclasses.asdict(done), "removed": [str(path) for path in done.removed]}
@@ -190,7 +190,7 @@ def _forget(args: argparse.Namespace, progress: Progress) -> _Outcome:
 
 
 def _new_key(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.encryption import new_key
+    from fedrec.history.lmdb.encryption import new_key
 
     new_key(args.target)
     text = f"Wrote a master key to {args.target}. Keep it apart from the history, and a copy of it."
@@ -203,7 +203,7 @@ def _source(args: argparse.Namespace) -> str | None:
 
 
 def _export(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.export import export_history
+    from fedrec.history.tools.export import export_history
 
     done = export_history(args.target, args.folder, progress=progress, master_key=_source(args))
     text = f"Wrote {done.rounds} rounds, {done.num_bytes:,} bytes, to {done.folder}."
@@ -211,7 +211,7 @@ def _export(args: argparse.Namespace, progress: Progress) -> _Outcome:
 
 
 def _import(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.importing import import_history
+    from fedrec.history.tools.importing import import_history
 
     done = import_history(
         args.folder,

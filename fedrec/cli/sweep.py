@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedrec.memory import num_bytes_text
+from fedrec.loop.footprint import num_bytes_text
 from fedrec.recipe import Sweep, sweep
 from fedrec.recipe.grid import parse_grid, short_keys
 from fedrec.recipe.planning import plan_sweep

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedrec._checks import check_float, check_int
 from fedrec.detectors.scores import ScoreDetector
-from fedrec.functional.two_means import two_means
+from fedrec.functional.detection.two_means import two_means
 from fedrec.types import RoundRecord
 
 __all__ = ["Auror"]

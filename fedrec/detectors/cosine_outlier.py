@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.detectors.scores import ScoreDetector
+from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.functional.consistency import row_cosines
-from fedrec.functional.order_statistics import coordinate_median
-from fedrec.functional.outliers import modified_z_scores
+from fedrec.functional.detection.outliers import modified_z_scores
 from fedrec.types import RoundRecord
 
 __all__ = ["CosineOutlier"]

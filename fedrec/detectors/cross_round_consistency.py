@@ -11,7 +11,7 @@ from fedrec._checks import check_bool, check_choice
 from fedrec.detectors._client_rows import ClientRows
 from fedrec.detectors.scores import ScoreDetector
 from fedrec.functional.consistency import row_cosines, sign_agreement
-from fedrec.functional.outliers import modified_z_scores
+from fedrec.functional.detection.outliers import modified_z_scores
 from fedrec.types import RoundRecord
 
 __all__ = ["CrossRoundConsistency"]

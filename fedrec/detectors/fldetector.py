@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_float, check_int
 from fedrec.detectors.base import Detector
-from fedrec.functional.fldetector import consistency_scores, gap_statistic, upper_cluster
-from fedrec.functional.lbfgs import lbfgs_hvp
+from fedrec.functional.detection.fldetector import consistency_scores, gap_statistic, upper_cluster
+from fedrec.functional.recovery.lbfgs import lbfgs_hvp
 from fedrec.types import Detection, RoundRecord
 
 __all__ = ["FLDetector"]

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_int
 from fedrec.detectors.scores import ScoreDetector
-from fedrec.functional._columns import inner_products
-from fedrec.functional.outliers import (
+from fedrec.functional.detection.outliers import (
     modified_z_scores,
     principal_coordinates,
     robust_distances,
 )
+from fedrec.functional.kernels._columns import inner_products
 from fedrec.random import torch_generator
 from fedrec.types import RoundRecord
 

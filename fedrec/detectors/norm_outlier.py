@@ -6,8 +6,8 @@ from torch import Tensor
 
 from fedrec._checks import check_bool
 from fedrec.detectors.scores import ScoreDetector
+from fedrec.functional.detection.outliers import modified_z_scores
 from fedrec.functional.distances import squared_norms
-from fedrec.functional.outliers import modified_z_scores
 from fedrec.types import RoundRecord
 
 __all__ = ["NormOutlier"]

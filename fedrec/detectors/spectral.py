@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fedrec._checks import check_int
 from fedrec.detectors.scores import ScoreDetector
-from fedrec.functional.outliers import modified_z_scores
-from fedrec.functional.spectral import spectral_scores
+from fedrec.functional.aggregation.spectral import spectral_scores
+from fedrec.functional.detection.outliers import modified_z_scores
 from fedrec.random import numpy_generator
 from fedrec.types import RoundRecord
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedrec.detectors._client_rows import ClientRows
 from fedrec.detectors.scores import ScoreDetector
 from fedrec.functional.cosine import cosine_similarities
-from fedrec.functional.outliers import modified_z_scores
+from fedrec.functional.detection.outliers import modified_z_scores
 from fedrec.types import RoundRecord
 
 __all__ = ["SybilSimilarity"]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedrec._checks import check_float, check_int
 from fedrec.detectors.scores import ScoreDetector
+from fedrec.functional.aggregation.order_statistics import coordinate_median
+from fedrec.functional.detection.outliers import modified_z_scores
 from fedrec.functional.distances import squared_norms
-from fedrec.functional.order_statistics import coordinate_median
-from fedrec.functional.outliers import modified_z_scores
 from fedrec.random import key, numpy_generator
 from fedrec.types import RoundRecord
 

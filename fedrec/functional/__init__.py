@@ -1,58 +1,62 @@
 """Pure tensor functions behind the components."""
 
-from fedrec.functional.alie import alie, alie_quantile
-from fedrec.functional.ascent import (
-    distance_to_random_models,
-    project_onto_ball,
-    reference_weights,
+from fedrec.functional.aggregation.clipping import (
+    adaptive_clipping,
+    centered_clipping,
+    norm_clipping,
 )
-from fedrec.functional.backdoor import (
+from fedrec.functional.aggregation.clustering import largest_mode, majority_cluster
+from fedrec.functional.aggregation.foolsgold import foolsgold_weights
+from fedrec.functional.aggregation.geometric_median import geometric_median
+from fedrec.functional.aggregation.krum import bulyan_selection, krum_scores
+from fedrec.functional.aggregation.mean_around_median import mean_around_median
+from fedrec.functional.aggregation.means import weighted_mean
+from fedrec.functional.aggregation.mixing import bucket_means, nearest_neighbor_mixing
+from fedrec.functional.aggregation.order_statistics import (
+    choose_kernel,
+    coordinate_median,
+    trimmed_mean,
+    use_kernel,
+)
+from fedrec.functional.aggregation.server_optimizers import adaptive_server_step
+from fedrec.functional.aggregation.signs import sign_votes
+from fedrec.functional.aggregation.spectral import covariance_bound_agnostic_filter, spectral_scores
+from fedrec.functional.aggregation.trust import trust_scores
+from fedrec.functional.attack.alie import alie, alie_quantile
+from fedrec.functional.attack.backdoor import (
     blended,
     every_kth_feature,
     part_of_trigger,
     pixel_pattern,
     square_pattern,
 )
-from fedrec.functional.calibration import calibrate
-from fedrec.functional.clipping import adaptive_clipping, centered_clipping, norm_clipping
-from fedrec.functional.clustering import largest_mode, majority_cluster
+from fedrec.functional.attack.krum_attack import krum_attack, krum_attack_partial
+from fedrec.functional.attack.mimic import mimic_direction
+from fedrec.functional.attack.min_max import min_max, min_sum, perturbation
+from fedrec.functional.attack.neurotoxin import outside_top
+from fedrec.functional.attack.trim import trim_attack, trim_attack_partial
 from fedrec.functional.consistency import row_cosines, sign_agreement
 from fedrec.functional.cosine import cosine_similarities
-from fedrec.functional.crab import loss_windows, softmax_divergence
-from fedrec.functional.distances import gram_matrix, pairwise_squared_distances
-from fedrec.functional.distillation import distillation_loss
-from fedrec.functional.fldetector import consistency_scores, gap_statistic
-from fedrec.functional.foolsgold import foolsgold_weights
-from fedrec.functional.geometric_median import geometric_median
-from fedrec.functional.krum import bulyan_selection, krum_scores
-from fedrec.functional.krum_attack import krum_attack, krum_attack_partial
-from fedrec.functional.lbfgs import lbfgs_hvp
-from fedrec.functional.mean_around_median import mean_around_median
-from fedrec.functional.means import weighted_mean
-from fedrec.functional.mimic import mimic_direction
-from fedrec.functional.min_max import min_max, min_sum, perturbation
-from fedrec.functional.mixing import bucket_means, nearest_neighbor_mixing
-from fedrec.functional.neurotoxin import outside_top
-from fedrec.functional.order_statistics import (
-    choose_kernel,
-    coordinate_median,
-    trimmed_mean,
-    use_kernel,
-)
-from fedrec.functional.outliers import (
+from fedrec.functional.detection.fldetector import consistency_scores, gap_statistic
+from fedrec.functional.detection.outliers import (
     modified_z_scores,
     principal_coordinates,
     robust_distances,
 )
-from fedrec.functional.relative_errors import relative_errors
-from fedrec.functional.sensitivity import certified_sensitivity, removal_effect
-from fedrec.functional.server_optimizers import adaptive_server_step
-from fedrec.functional.signs import sign_votes
-from fedrec.functional.spectral import covariance_bound_agnostic_filter, spectral_scores
-from fedrec.functional.theorem import recovery_bound
-from fedrec.functional.trim import trim_attack, trim_attack_partial
-from fedrec.functional.trust import trust_scores
-from fedrec.functional.two_means import two_means
+from fedrec.functional.detection.two_means import two_means
+from fedrec.functional.distances import gram_matrix, pairwise_squared_distances
+from fedrec.functional.recovery.ascent import (
+    distance_to_random_models,
+    project_onto_ball,
+    reference_weights,
+)
+from fedrec.functional.recovery.calibration import calibrate
+from fedrec.functional.recovery.crab import loss_windows, softmax_divergence
+from fedrec.functional.recovery.distillation import distillation_loss
+from fedrec.functional.recovery.lbfgs import lbfgs_hvp
+from fedrec.functional.recovery.relative_errors import relative_errors
+from fedrec.functional.recovery.sensitivity import certified_sensitivity, removal_effect
+from fedrec.functional.recovery.theorem import recovery_bound
 
 __all__ = [
     "adaptive_clipping",

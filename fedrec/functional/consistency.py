@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec.functional._columns import wide_blocks, wide_dtype
+from fedrec.functional.kernels._columns import wide_blocks, wide_dtype
 
 __all__ = ["row_cosines", "sign_agreement"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec.functional._columns import wide_blocks, wide_dtype
+from fedrec.functional.kernels._columns import wide_blocks, wide_dtype
 
 __all__ = ["gram_matrix", "pairwise_squared_distances", "squared_norms"]
 

@@ -9,18 +9,18 @@ from fedrec._lazy import lazy
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore
     from fedrec.history.codecs import Codec, Encoded, register_codec
-    from fedrec.history.damage import Damage
-    from fedrec.history.encryption import new_key
-    from fedrec.history.export import Export, export_history
-    from fedrec.history.forgetting import Forgetting, forget
-    from fedrec.history.importing import Import, import_history
-    from fedrec.history.lmdb import LMDBHistory
-    from fedrec.history.maintenance import Compaction, Repair, compact, repair
+    from fedrec.history.lmdb.damage import Damage
+    from fedrec.history.lmdb.encryption import new_key
+    from fedrec.history.lmdb.history import LMDBHistory
+    from fedrec.history.lmdb.space import Forecast, forecast
     from fedrec.history.manifest import Manifest
     from fedrec.history.memory import MemoryHistory
     from fedrec.history.retention import Retention
-    from fedrec.history.space import Forecast, forecast
-    from fedrec.history.summary import HistoryInfo, info
+    from fedrec.history.tools.export import Export, export_history
+    from fedrec.history.tools.forget import Forgetting, forget
+    from fedrec.history.tools.importing import Import, import_history
+    from fedrec.history.tools.info import HistoryInfo, info
+    from fedrec.history.tools.repair import Compaction, Repair, compact, repair
 
 __all__ = [
     "Codec",
@@ -54,28 +54,28 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "Codec": "fedrec.history.codecs",
-        "Compaction": "fedrec.history.maintenance",
-        "Damage": "fedrec.history.damage",
+        "Compaction": "fedrec.history.tools.repair",
+        "Damage": "fedrec.history.lmdb.damage",
         "Encoded": "fedrec.history.codecs",
-        "Forgetting": "fedrec.history.forgetting",
-        "Export": "fedrec.history.export",
-        "Forecast": "fedrec.history.space",
-        "HistoryInfo": "fedrec.history.summary",
+        "Forgetting": "fedrec.history.tools.forget",
+        "Export": "fedrec.history.tools.export",
+        "Forecast": "fedrec.history.lmdb.space",
+        "HistoryInfo": "fedrec.history.tools.info",
         "HistoryStore": "fedrec.history.base",
-        "Import": "fedrec.history.importing",
-        "LMDBHistory": "fedrec.history.lmdb",
+        "Import": "fedrec.history.tools.importing",
+        "LMDBHistory": "fedrec.history.lmdb.history",
         "Manifest": "fedrec.history.manifest",
         "MemoryHistory": "fedrec.history.memory",
-        "Repair": "fedrec.history.maintenance",
+        "Repair": "fedrec.history.tools.repair",
         "Retention": "fedrec.history.retention",
-        "compact": "fedrec.history.maintenance",
-        "forget": "fedrec.history.forgetting",
-        "export_history": "fedrec.history.export",
-        "forecast": "fedrec.history.space",
-        "import_history": "fedrec.history.importing",
-        "info": "fedrec.history.summary",
-        "new_key": "fedrec.history.encryption",
+        "compact": "fedrec.history.tools.repair",
+        "forget": "fedrec.history.tools.forget",
+        "export_history": "fedrec.history.tools.export",
+        "forecast": "fedrec.history.lmdb.space",
+        "import_history": "fedrec.history.tools.importing",
+        "info": "fedrec.history.tools.info",
+        "new_key": "fedrec.history.lmdb.encryption",
         "register_codec": "fedrec.history.codecs",
-        "repair": "fedrec.history.maintenance",
+        "repair": "fedrec.history.tools.repair",
     },
 )

@@ -10,9 +10,9 @@ from fedrec.data import FederatedDataModule
 from fedrec.detectors import KnownMalicious
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import ClientSampler, draw_malicious, fake_ids
+from fedrec.loop.context import help_from_attackers
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recoverers.base import Recoverer
-from fedrec.recovery_context import help_from_attackers
 
 if TYPE_CHECKING:
     from fedrec.recipe.schema import Parts

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torchmetrics import Metric
 
-from fedrec.checkpoint import load_state
-from fedrec.evaluation import evaluate_metrics
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
+from fedrec.loop.checkpoint import load_state
+from fedrec.loop.evaluation import evaluate_metrics
+from fedrec.loop.runtime import torch_settings
 from fedrec.recipe.folder import RECORDED, RunFolder
 from fedrec.recipe.results import measure_specs, reference_label
 from fedrec.recoverers._final import final_weights
-from fedrec.torch_settings import torch_settings
 
 __all__ = ["Model", "distances", "is_measured", "measure", "recorded_model"]
 

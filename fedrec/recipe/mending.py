@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrec._files import write_atomically
-from fedrec.checkpoint import lightning_checkpoint, load_state
 from fedrec.exceptions import ConfigurationError
+from fedrec.loop.checkpoint import lightning_checkpoint, load_state
 from fedrec.metrics import CostLedger
 from fedrec.parameters import ParameterVector
 from fedrec.recipe.folder import RunFolder

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedrec.functional.calibration import calibrate
+from fedrec.functional.recovery.calibration import calibrate
 from fedrec.types import CohortUpdates, LocalWork, RecoveryContext, RoundRecord
 
 __all__ = ["calibrated"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedrec.exceptions import ConfigurationError
-from fedrec.functional.sensitivity import removal_effect
+from fedrec.functional.recovery.sensitivity import removal_effect
 from fedrec.history.background import read_ahead
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.functional.consistency import row_cosines
-from fedrec.functional.crab import loss_windows, softmax_divergence
+from fedrec.functional.recovery.crab import loss_windows, softmax_divergence
 from fedrec.recoverers._calibration import calibrated
 from fedrec.recoverers._final import final_weights
 from fedrec.recoverers._rollback import rollback_round

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedrec._checks import check_float, check_int
 from fedrec.clients.objective import LocalObjective
 from fedrec.exceptions import ConfigurationError
-from fedrec.functional.ascent import (
+from fedrec.functional.recovery.ascent import (
     distance_to_random_models,
     project_onto_ball,
     reference_weights,

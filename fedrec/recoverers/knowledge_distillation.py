@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedrec._checks import check_float, check_int
 from fedrec.clients.objective import LocalObjective
-from fedrec.functional.distillation import distillation_loss
+from fedrec.functional.recovery.distillation import distillation_loss
 from fedrec.parameters import ParameterVector
 from fedrec.recoverers._final import (
     excluded_of,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrec.functional.lbfgs import condition_number, middle_inverse
-from fedrec.functional.order_statistics import choose_kernel
+from fedrec.functional.aggregation.order_statistics import choose_kernel
+from fedrec.functional.recovery.lbfgs import condition_number, middle_inverse
 from fedrec.recoverers.threshold import largest_magnitudes
 
 __all__ = ["PairedBuffer"]
@@ -162,7 +162,7 @@ class PairedBuffer:
         negative: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Do what `_differences` does, client by client in the processor's cache."""
-        from fedrec.functional import _numba_pairs
+        from fedrec.functional.kernels import _numba_pairs
 
         with_own, with_new, keep = _numba_pairs.push(
             exact.contiguous().numpy(),
@@ -201,7 +201,7 @@ class PairedBuffer:
         products = torch.zeros(len(self.pool), dtype=torch.float64)
         theirs = self.slot[rows][self.stamp[rows] >= 0].unique()
         if self._compiles(len(rows)):
-            from fedrec.functional import _numba_pairs
+            from fedrec.functional.kernels import _numba_pairs
 
             matrix, threads = self.pool.numpy(), torch.get_num_threads()
             found = _numba_pairs.dots(matrix, theirs.numpy(), v.contiguous().numpy(), threads)
@@ -270,7 +270,7 @@ class PairedBuffer:
             self._estimates = updates.new_empty(c, d)
         estimates = self._estimates[: len(rows)]
         if self._compiles(len(rows)) and len(self.pool):
-            from fedrec.functional import _numba_estimates
+            from fedrec.functional.kernels import _numba_estimates
 
             arguments = self._arrays(updates, v, rows, sigma, p)
             threads = torch.get_num_threads()
@@ -316,7 +316,7 @@ class PairedBuffer:
         """
         if not (len(self.pool) and self._compiles(len(rows))):
             return None
-        from fedrec.functional import _numba_estimates
+        from fedrec.functional.kernels import _numba_estimates
 
         sigma, p, usable = self._coefficients(v, rows)
         if keep is not None:
@@ -333,7 +333,7 @@ class PairedBuffer:
         s, d = self.delta_g.shape[1:]
         sigma, inverse, used = self._solve()
         if self._compiles(len(rows)):
-            from fedrec.functional import _numba_pairs
+            from fedrec.functional.kernels import _numba_pairs
 
             pairs = (rows[:, None] * s + torch.arange(s)).flatten().numpy()
             matrix, threads = self.delta_g.view(-1, d).numpy(), torch.get_num_threads()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrec.functional.lbfgs import lbfgs_hvp
+from fedrec.functional.recovery.lbfgs import lbfgs_hvp
 from fedrec.recoverers.threshold import largest_magnitudes
 
 __all__ = ["PaperBuffer"]

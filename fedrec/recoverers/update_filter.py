@@ -12,7 +12,7 @@ from fedrec._checks import check_float
 from fedrec.component import Component
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.consistency import row_cosines
-from fedrec.functional.relative_errors import relative_errors
+from fedrec.functional.recovery.relative_errors import relative_errors
 from fedrec.types import CohortUpdates
 
 __all__ = ["UpdateFilter"]

@@ -44,7 +44,7 @@ def _made_in_federation(case: Any, path: Path) -> set[type]:
 
 
 # Kernels alone, which import packages that may not be there.
-_OPTIONAL = ("fedrec.functional._numba", "fedrec.functional._triton")
+_OPTIONAL = ("fedrec.functional.kernels._numba", "fedrec.functional.kernels._triton")
 
 FAMILIES: list[tuple[type, type, Callable[[Any, Path], set[type]]]] = [
     (Aggregator, AggregatorContract, _made),

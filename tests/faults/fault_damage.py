@@ -21,10 +21,10 @@ import numpy as np
 from fault_stores import IDS, D, Facts, arrays, fork, kept, manifest, record, same, stored
 
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
-from fedrec.history import pages, vectors
-from fedrec.history.recording import NAMES, Recording
-from fedrec.history.store import RoundStore
-from fedrec.history.summary import info
+from fedrec.history.lmdb import pages, vectors
+from fedrec.history.lmdb.records import NAMES, Recording
+from fedrec.history.lmdb.store import RoundStore
+from fedrec.history.tools.info import info
 
 ROUNDS = 5
 HEADER = 48

@@ -33,7 +33,7 @@ from fault_stores import (
 )
 
 from fedrec.exceptions import HistoryError, HistoryFullError
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 
 _NEW_NAMESPACE = 0x00020000  # CLONE_NEWNS
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN

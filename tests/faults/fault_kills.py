@@ -29,9 +29,9 @@ from fault_stores import (
 )
 
 import fedrec.history
-from fedrec.history import maintenance
-from fedrec.history.environment import Environment
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.store import RoundStore
+from fedrec.history.tools import repair as maintenance
 
 LONGEST = 0.25  # seconds until the kill; a round takes 2 to 10 ms
 

@@ -24,8 +24,8 @@ from fault_stores import (
     verify_command,
 )
 
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 # -- R15 ------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from fault_stores import D, Facts, arrays, fork, manifest
 
 from fedrec.exceptions import FedrecError
 from fedrec.history.codecs import CODECS
-from fedrec.history.encoding import encode, round_entry, values_of
-from fedrec.history.entries import read_entry
-from fedrec.history.recording import FLOAT32, MANIFEST, ROUND, Recording, canonical
+from fedrec.history.lmdb.encoding import encode, round_entry, values_of
+from fedrec.history.lmdb.entries import read_entry
+from fedrec.history.lmdb.records import FLOAT32, MANIFEST, ROUND, Recording, canonical
 
 _FILE_BYTES = 10**6
 _MOST_MEMORY = 300  # MB

@@ -27,9 +27,9 @@ import numpy as np
 from fedrec.cli import history as commands
 from fedrec.cli.main import _parser
 from fedrec.history.codecs import CODECS
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 IDS = tuple("abcdef")
 D = 1100  # 4,400 bytes: a value has pages of its own

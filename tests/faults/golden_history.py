@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.history.maintenance import compact
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.manifest import FORMAT_VERSION, Manifest
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
+from fedrec.history.tools.repair import compact
 
 IDS = ("alice", "bob", "čeněk")
 

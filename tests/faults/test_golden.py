@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.manifest import FORMAT_VERSION
-from fedrec.history.store import RoundStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 

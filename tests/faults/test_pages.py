@@ -16,7 +16,7 @@ import lmdb
 import pytest
 
 from fedrec.exceptions import HistoryCorruptedError
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
-from fedrec.history.entries import read_entry
+from fedrec.history.lmdb.entries import read_entry
+from fedrec.history.lmdb.records import ROUND, Recording, canonical, key
 from fedrec.history.manifest import Manifest
-from fedrec.history.recording import ROUND, Recording, canonical, key
 
 sys.path.insert(0, str(Path(__file__).parent))
 

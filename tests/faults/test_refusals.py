@@ -90,7 +90,7 @@ def test_newer_format_and_foreign_files(tmp_path: Path) -> None:
         key = struct.pack(">II", 0, 2**32 - 5)
         text = json.loads(txn.get(key, db=meta)[48:])
         sealed = fault_stores.manifest()
-        from fedrec.history.recording import Recording
+        from fedrec.history.lmdb.records import Recording
 
         payload = json.dumps({**text, "format_version": 99}).encode()
         made, _ = Recording("x", sealed).pack(0, 2**32 - 5, payload)

@@ -25,8 +25,8 @@ from fedrec.attacks import (
     SignFlip,
     TrimAttack,
 )
-from fedrec.functional.alie import alie_quantile
-from fedrec.functional.neurotoxin import outside_top
+from fedrec.functional.attack.alie import alie_quantile
+from fedrec.functional.attack.neurotoxin import outside_top
 from fedrec.parameters import ParameterVector
 from fedrec.random import torch_generator
 from fedrec.types import AttackContext

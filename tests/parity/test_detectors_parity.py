@@ -21,8 +21,8 @@ from fedrec.detectors import (
     SybilSimilarity,
     UpdateAutoencoder,
 )
-from fedrec.functional.outliers import modified_z_scores, robust_distances
-from fedrec.functional.two_means import two_means
+from fedrec.functional.detection.outliers import modified_z_scores, robust_distances
+from fedrec.functional.detection.two_means import two_means
 from fedrec.random import numpy_generator
 from fedrec.types import RoundRecord
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from fedrec.aggregators import Krum
 from fedrec.attacks import KrumAttack, MinMax, MinSum
-from fedrec.functional.krum_attack import krum_attack, krum_attack_partial
-from fedrec.functional.min_max import min_max, min_sum, perturbation
+from fedrec.functional.attack.krum_attack import krum_attack, krum_attack_partial
+from fedrec.functional.attack.min_max import min_max, min_sum, perturbation
 from fedrec.parameters import ParameterVector
 from fedrec.types import AttackContext
 

@@ -11,7 +11,7 @@ from sklearn.cluster import KMeans
 
 from fedrec.detectors import FLDetector
 from fedrec.functional import consistency_scores, gap_statistic
-from fedrec.functional.fldetector import upper_cluster
+from fedrec.functional.detection.fldetector import upper_cluster
 from fedrec.random import numpy_generator
 from fedrec.types import RoundRecord
 

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fedrec.functional._numba_kernels import compile_all
+from fedrec.functional.kernels._numba_kernels import compile_all
 
 __all__ = ["float16_decode", "float16_encode", "int8_decode", "int8_encode", "int8_maxima"]
 

@@ -16,7 +16,7 @@ def compiled() -> ModuleType | None:
     They give the same bits. numba takes a second to import: it is not loaded for a history, but
     used if a loop has loaded it to compute with (the `speed` extra, and a model that is worth it).
     """
-    return _load() if "fedrec.functional._numba_estimates" in sys.modules else None
+    return _load() if "fedrec.functional.kernels._numba_estimates" in sys.modules else None
 
 
 @lru_cache(maxsize=1)

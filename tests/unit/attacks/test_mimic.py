@@ -10,10 +10,10 @@ from fedrec import Callback, ClientSampler, FederatedLoop, Federation
 from fedrec.aggregators import Median
 from fedrec.attacks import Mimic, Scheduled
 from fedrec.data import Digits
-from fedrec.engine import Engine
 from fedrec.exceptions import ConfigurationError
 from fedrec.executors import SequentialExecutor
 from fedrec.history import LMDBHistory, MemoryHistory
+from fedrec.loop.round import Engine
 from fedrec.models import MLP
 from fedrec.parameters import ParameterVector
 from fedrec.recoverers import TrainFromScratch

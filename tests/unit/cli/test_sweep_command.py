@@ -11,7 +11,7 @@ import pytest
 
 from fedrec.cli.main import main
 from fedrec.history import forecast
-from fedrec.memory import num_bytes_text
+from fedrec.loop.footprint import num_bytes_text
 from fedrec.recipe.tables import COLUMNS, write_table
 
 _RECIPE = """

@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedrec import Federation, LightningClient
-from fedrec.checkpoint import lightning_checkpoint
 from fedrec.clients import LocalObjective
 from fedrec.clients.hooks import (
     CALLED,
@@ -30,6 +29,7 @@ from fedrec.clients.hooks import (
 from fedrec.data import Digits, FederatedDataModule
 from fedrec.exceptions import ConfigurationError, FedrecWarning
 from fedrec.executors import VectorizedExecutor
+from fedrec.loop.checkpoint import lightning_checkpoint
 from fedrec.parameters import ParameterVector
 from fedrec.types import LocalWork, RoundContext
 

@@ -5,7 +5,7 @@ import torch
 
 from fedrec.exceptions import ShapeError
 from fedrec.functional import consistency_scores, gap_statistic
-from fedrec.functional.fldetector import upper_cluster
+from fedrec.functional.detection.fldetector import upper_cluster
 
 TWO_GROUPS = torch.tensor([0.9, 1.0, 0.95, 1.02, 0.98, 0.93, 1.6, 1.62, 0.97, 1.58])
 

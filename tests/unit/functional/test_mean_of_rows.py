@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from fedrec.functional.means import mean_of_rows
+from fedrec.functional.aggregation.means import mean_of_rows
 
 
 def test_the_others_leave_no_trace() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from fedrec.functional._numba_estimates import combine, weighted_sum
-from fedrec.functional._numba_pairs import dots, push
+from fedrec.functional.kernels._numba_estimates import combine, weighted_sum
+from fedrec.functional.kernels._numba_pairs import dots, push
 
 SIZES = [(1, 1, 1, 5), (4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 4097), (9, 7, 1, 8194)]
 

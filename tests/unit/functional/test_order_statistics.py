@@ -7,7 +7,7 @@ import torch
 
 from fedrec.exceptions import AggregationError
 from fedrec.functional import coordinate_median, trimmed_mean
-from fedrec.functional.order_statistics import check_trim
+from fedrec.functional.aggregation.order_statistics import check_trim
 
 
 def test_large_values_do_not_overflow() -> None:
@@ -32,7 +32,7 @@ def test_blocks_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(10, 333, generator=torch.Generator().manual_seed(0))
     whole = trimmed_mean(x, 2), coordinate_median(x)
     for block in (1, 70, 10 * 333 - 1):
-        monkeypatch.setattr("fedrec.functional.order_statistics._BLOCK", block)
+        monkeypatch.setattr("fedrec.functional.aggregation.order_statistics._BLOCK", block)
         assert torch.equal(trimmed_mean(x, 2), whole[0])
         assert torch.equal(coordinate_median(x), whole[1])
 

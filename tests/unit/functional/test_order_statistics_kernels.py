@@ -15,7 +15,7 @@ import torch
 
 from fedrec.exceptions import ConfigurationError, FedrecWarning, MissingDependencyError
 from fedrec.functional import choose_kernel, coordinate_median, trimmed_mean, use_kernel
-from fedrec.functional import order_statistics as module
+from fedrec.functional.aggregation import order_statistics as module
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -133,7 +133,7 @@ def test_numba_is_not_imported_for_a_small_model() -> None:
 
 @needs_numba
 def test_numba_without_a_place_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedrec.functional import _numba_kernels
+    from fedrec.functional.kernels import _numba_kernels
 
     asked = []
 
@@ -149,7 +149,7 @@ def test_numba_without_a_place_for_its_cache(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_numba_numpy_does_the_work(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setitem(sys.modules, "fedrec.functional._numba_kernels", None)
+    fresh.setitem(sys.modules, "fedrec.functional.kernels._numba_kernels", None)
     x = updates_of(9, 40_000)
     assert choose_kernel(CPU, *x.shape) == "numpy"
     close(trimmed_mean(x, 2), x, 2)
@@ -210,8 +210,8 @@ def test_all_kernels_agree() -> None:
 def test_triton_in_its_interpreter() -> None:
     code = """
 import torch
-from fedrec.functional import _triton_kernels
-from fedrec.functional._triton_kernels import middle_mean
+from fedrec.functional.kernels import _triton_kernels
+from fedrec.functional.kernels._triton_kernels import middle_mean
 _triton_kernels._TILE = 32  # the interpreter takes seconds for more
 for m, d, k in ((1, 5, 0), (2, 33, 0), (3, 9, 1), (6, 5, 2), (10, 5, 0), (20, 2, 4)):
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):

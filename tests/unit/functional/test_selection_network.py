@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedrec.functional.selection_network import GROUP, SORT_GROUP, selection_network
+from fedrec.functional.kernels.selection_network import GROUP, SORT_GROUP, selection_network
 
 
 def through(comparators: list[tuple[int, int]], rows: np.ndarray, first: int = 0) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 import fedrec
 from fedrec.history import Manifest
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 IDS = tuple(f"client-{i}" for i in range(5))
 D = 2000  # 8,000 bytes: too long for a page of 4,096, so that a value has pages of its own

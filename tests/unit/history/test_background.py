@@ -21,7 +21,7 @@ from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFullEr
 from fedrec.history import LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader, read_ahead
 from fedrec.history.codecs import CODECS, Float16Codec, rows
-from fedrec.history.environment import Environment
+from fedrec.history.lmdb.environment import Environment
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.testing.problems import quadratic_federation

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFormatError
-from fedrec.history import LMDBHistory, Manifest, recording
-from fedrec.history.recording import Recording, canonical
+from fedrec.history import LMDBHistory, Manifest
+from fedrec.history.lmdb import records as recording
+from fedrec.history.lmdb.records import Recording, canonical
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 WEIGHTS, AGGREGATE, ROUND = (2**32 - i for i in (4, 3, 1))
 RECORDS = [
@@ -278,7 +279,7 @@ def test_cut_file_is_an_error_not_a_crash(
     code = """
 import os, sys
 from fedrec.exceptions import HistoryCorruptedError
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 data = open(sys.argv[1] + "/data.mdb", "rb").read()
 for length in map(int, sys.argv[2:]):
     with open(sys.argv[1] + "/data.mdb", "wb") as file:

@@ -11,9 +11,9 @@ import pytest
 
 from fedrec.exceptions import ConfigurationError, HistoryError
 from fedrec.history import LMDBHistory, Manifest
-from fedrec.history.environment import Environment
+from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_kill_leaves_all_rounds_written_together_or_none(
     code = """
 import os, signal, sys
 from dataclasses import replace
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 if os.fork() == 0:
     store = RoundStore(sys.argv[1])
     record = store.read_round(0)
@@ -183,7 +183,7 @@ import os, signal, sys
 import numpy as np
 from fedrec.history import Manifest
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 path, text = sys.argv[1:]
 manifest = Manifest.from_json(text)
 d, ids = manifest.num_parameters, tuple(manifest.clients)

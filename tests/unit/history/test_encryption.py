@@ -28,9 +28,9 @@ from fedrec.exceptions import (
     MissingDependencyError,
 )
 from fedrec.history import HistoryStore, LMDBHistory, Manifest, compact, info, repair
-from fedrec.history.encryption import Keys, TamperedError, new_key
+from fedrec.history.lmdb.encryption import Keys, TamperedError, new_key
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 from fedrec.testing import HistoryStoreContract
 
 IDS = tuple(f"client-{i}" for i in range(5))
@@ -464,7 +464,8 @@ def test_a_key_that_was_not_written_is_no_history(
     """Killed between keys and data: nothing has begun, and it can begin."""
     code = """
 import os, pickle, signal, sys
-from fedrec.history import environment, store
+from fedrec.history.lmdb import environment
+from fedrec.history.lmdb import store
 store.Environment.create = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 path, source, manifest = sys.argv[1:]
 from fedrec.history import Manifest

@@ -45,10 +45,10 @@ from fedrec.history import (
     info,
 )
 from fedrec.history.conversion import to_record
-from fedrec.history.export import checksum_of
-from fedrec.history.maintenance import compact
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
+from fedrec.history.tools.export import checksum_of
+from fedrec.history.tools.repair import compact
 
 IDS = tuple(f"client-{i}" for i in range(5))
 D = 2000

@@ -16,8 +16,8 @@ import pytest
 from fedrec.exceptions import ConfigurationError, HistoryFullError
 from fedrec.history import Manifest, forecast, info
 from fedrec.history.codecs import CODECS
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 KIB = 1024
 

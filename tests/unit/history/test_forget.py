@@ -19,7 +19,6 @@ import torch
 
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import TrimmedMean
-from fedrec.checkpoint import save_state
 from fedrec.cli.main import main
 from fedrec.data import Digits
 from fedrec.exceptions import (
@@ -41,10 +40,11 @@ from fedrec.history import (
     info,
     repair,
 )
-from fedrec.history.recording import FORGOTTEN, Recording
+from fedrec.history.lmdb.records import FORGOTTEN, Recording
+from fedrec.history.lmdb.scan import Probes
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.scan import Probes
-from fedrec.history.store import RoundStore
+from fedrec.loop.checkpoint import save_state
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover
 
@@ -496,7 +496,7 @@ def test_refusals_change_nothing(run: Callable[..., Path], monkeypatch: pytest.M
 
 _KILL = """
 import os, signal, sys
-from fedrec.history import forgetting as module
+from fedrec.history.tools import forget as module
 folder, moment = sys.argv[1:]
 die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 def around(name):

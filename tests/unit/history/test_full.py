@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedrec.exceptions import ConfigurationError, HistoryFullError
-from fedrec.history import LMDBHistory, Manifest, environment
+from fedrec.history import LMDBHistory, Manifest
+from fedrec.history.lmdb import environment
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 
 @pytest.mark.parametrize("transaction_bytes", [2**28, 1])
@@ -101,7 +102,7 @@ def test_disk_that_fills_up_while_writing(
 import resource, sys
 from dataclasses import replace
 from fedrec.exceptions import HistoryFullError
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 store = RoundStore(sys.argv[1])
 store.transaction_bytes = int(sys.argv[2])
 record = store.read_round(0)
@@ -131,7 +132,7 @@ def test_no_room_for_the_lock_file(
     code = """
 import resource, sys
 from fedrec.exceptions import HistoryFullError
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 limit = resource.RLIMIT_FSIZE
 resource.setrlimit(limit, (2**14, resource.RLIM_INFINITY))
 try:
@@ -152,7 +153,7 @@ def test_little_address_space(
     code = """
 import resource, sys
 from fedrec.exceptions import HistoryError
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
 store = RoundStore(sys.argv[1])
 assert store.verify() == range(2)

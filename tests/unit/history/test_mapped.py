@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from fedrec.exceptions import HistoryCorruptedError
-from fedrec.history import Manifest, vectors
-from fedrec.history.environment import Environment
-from fedrec.history.mapped import MappedFile
+from fedrec.history import Manifest
+from fedrec.history.lmdb import vectors
+from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.mapped import MappedFile
+from fedrec.history.lmdb.store import RoundStore
+from fedrec.history.lmdb.vectors import VectorReader
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
-from fedrec.history.vectors import VectorReader
 
 CONTENT = bytes(range(256)) * 64
 

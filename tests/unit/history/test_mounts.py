@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedrec.history import Manifest, mounts
-from fedrec.history.mounts import file_system
-from fedrec.history.store import RoundStore
+from fedrec.history import Manifest
+from fedrec.history.lmdb import mounts
+from fedrec.history.lmdb.mounts import file_system
+from fedrec.history.lmdb.store import RoundStore
 
 MOUNTINFO = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -19,9 +19,9 @@ import pytest
 import fedrec
 from fedrec.exceptions import HistoryLockedError, RoundNotFoundError
 from fedrec.history import LMDBHistory, Manifest
-from fedrec.history.environment import Environment
+from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 # What the scripts below share: rounds whose numbers follow from t, in a process without torch.
 COMMON = """
@@ -30,7 +30,7 @@ import numpy as np
 from fedrec.exceptions import HistoryLockedError
 from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 
 IDS, D = tuple("abcdef"), 2000
 MANIFEST = Manifest(model_fingerprint="f", num_parameters=D, clients=dict.fromkeys(IDS, 1),

@@ -19,9 +19,9 @@ from fedrec.detectors import FLDetector, KnownMalicious
 from fedrec.exceptions import ConfigurationError, HistoryFormatError, RoundNotFoundError
 from fedrec.history import LMDBHistory, Manifest, MemoryHistory, compact, info, repair
 from fedrec.history.conversion import to_record
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe
 from fedrec.recoverers import FedRecover, HistoricalOnly, TrainFromScratch

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, HistoryFormatError
 from fedrec.history import Codec, Encoded, LMDBHistory, Manifest, register_codec
 from fedrec.history.codecs import CODECS, Float16Codec
-from fedrec.history.recording import Recording
+from fedrec.history.lmdb.records import Recording
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 D, ROUND = 2000, 2**32 - 1
 
@@ -247,6 +247,6 @@ def test_loops_are_compiled_before_the_first_round(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, codec: str, calls: int
 ) -> None:
     compiled: list[str] = []
-    monkeypatch.setattr("fedrec.history.store.compiled", lambda: compiled.append("now"))
+    monkeypatch.setattr("fedrec.history.lmdb.store.compiled", lambda: compiled.append("now"))
     RoundStore(tmp_path / "history", codec=codec).begin(manifest)
     assert len(compiled) == calls

@@ -15,8 +15,8 @@ import pytest
 import xxhash
 
 from fedrec.history import Manifest
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
 
 WEIGHTS, AGGREGATE, BUFFERS, ROUND = (2**32 - i for i in (4, 3, 2, 1))
 
@@ -143,7 +143,7 @@ def test_environment_does_not_choose_the_engine(
 ) -> None:
     code = """
 import sys
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 old, new = map(RoundStore, sys.argv[1:])
 assert old.verify() == range(1)
 new.begin(old.manifest)
@@ -155,4 +155,4 @@ new.begin(old.manifest)
 
 
 def test_core_imports_no_torch(run_script: Callable[..., str]) -> None:
-    run_script("import fedrec.history.store, sys; assert 'torch' not in sys.modules")
+    run_script("import fedrec.history.lmdb.store, sys; assert 'torch' not in sys.modules")

@@ -20,10 +20,11 @@ from fedrec.exceptions import (
     HistoryFormatError,
     HistoryLockedError,
 )
-from fedrec.history import LMDBHistory, Manifest, compact, info, maintenance, repair
-from fedrec.history.recording import Recording
+from fedrec.history import LMDBHistory, Manifest, compact, info, repair
+from fedrec.history.lmdb.records import Recording
+from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.store import RoundStore
+from fedrec.history.tools import repair as maintenance
 
 IDS = tuple(f"client-{i}" for i in range(5))
 D = 2000
@@ -296,7 +297,8 @@ def test_kill_leaves_the_old_or_the_new_file(
     before = (path / "data.mdb").read_bytes()
     code = """
 import os, signal, sys
-from fedrec.history import environment, maintenance
+from fedrec.history.lmdb import environment
+from fedrec.history.tools import repair as maintenance
 path, tool, moment = sys.argv[1:]
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 pid = os.fork()
@@ -335,7 +337,7 @@ def test_a_history_in_use_is_left_alone(
     code = """
 import sys
 from fedrec.exceptions import HistoryLockedError
-from fedrec.history import maintenance
+from fedrec.history.tools import repair as maintenance
 try:
     getattr(maintenance, sys.argv[2])(sys.argv[1])
 except HistoryLockedError as error:
@@ -359,7 +361,7 @@ def test_nobody_opens_a_history_that_is_rewritten(
     code = """
 import sys
 from fedrec.exceptions import HistoryLockedError
-from fedrec.history.store import RoundStore
+from fedrec.history.lmdb.store import RoundStore
 try:
     RoundStore(sys.argv[1]).rounds()
 except HistoryLockedError as error:

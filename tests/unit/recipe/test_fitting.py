@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.checkpoint import load_state
 from fedrec.exceptions import ConfigurationError, RecipeError
+from fedrec.loop.checkpoint import load_state
 from fedrec.recipe import load_recipe, run
 from fedrec.recipe.fitting import check_fit
 from fedrec.recipe.schema import build_parts

@@ -1,0 +1,1 @@
+"""Compiled kernels, and what computes by blocks of columns."""

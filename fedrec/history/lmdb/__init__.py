@@ -1,0 +1,1 @@
+"""The history on disk, without torch: files, records, reading, writing, encryption."""

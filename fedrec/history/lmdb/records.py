@@ -1,0 +1,336 @@
+"""What is fixed once a recording has begun: the manifest, and how its records look on disk.
+
+A record is a 48-byte header and a payload. The checksum in the header covers the rest of the
+header, the key and the payload, so that a record that was damaged, or moved to another round,
+client or history, is found out. Header and checksum are the same in every format version; the
+version says how to read everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import xxhash
+
+from fedrec.exceptions import (
+    ForgottenError,
+    HistoryCorruptedError,
+    HistoryFormatError,
+    HistoryKeyError,
+)
+from fedrec.history.codecs import CODECS
+from fedrec.history.lmdb.damage import Damage, DamagedRecordError
+from fedrec.history.lmdb.encryption import CIPHER, OVERHEAD, VARIABLE, Keys, TamperedError
+from fedrec.history.manifest import FORMAT_VERSION, Manifest
+from fedrec.history.retention import Retention
+
+__all__ = ["Recording"]
+
+JSON, FLOAT32 = 0, 1  # what a payload decodes to
+SEALED = 0x80  # added to it where the payload is encrypted
+# Client indices that stand for something else; those of clients count up from 0.
+FORGOTTEN, REPAIRS, MANIFEST, GLOBAL_WEIGHTS, AGGREGATE, BUFFERS, ROUND = range(2**32 - 7, 2**32)
+NAMES = {
+    FORGOTTEN: "the list of forgotten clients",
+    REPAIRS: "the list of repairs",
+    MANIFEST: "the manifest",
+    GLOBAL_WEIGHTS: "the global weights",
+    AGGREGATE: "the aggregate",
+    BUFFERS: "the buffers",
+    ROUND: "the round record",
+}
+
+_MAGIC = b"FREC"
+_HEADER = struct.Struct("<4sHBBIIQ16s")  # all but its last 8 bytes, the checksum
+HEADER_BYTES = _HEADER.size + 8
+_KEY = struct.Struct(">II")  # big-endian, so that the order of keys is the order of rounds
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    version: int
+    codec: int
+    dtype: int
+    round: int
+    client_index: int
+    size: int
+    store_id: bytes
+
+
+class Recording:
+    """The manifest of a history, and the records that belong to it.
+
+    Args:
+        history: How errors name the history.
+        manifest: The manifest.
+        keys: Data keys of an encrypted history. Without them, `check` is all that can be done with
+            its records.
+
+    Raises:
+        HistoryFormatError: If the manifest is not one that this fedrec can work with.
+    """
+
+    def __init__(self, history: str, manifest: Manifest, keys: Keys | None = None) -> None:
+        if manifest.codec not in CODECS:
+            raise HistoryFormatError(
+                f"History `{history}` stores updates as `{manifest.codec}`, which this fedrec "
+                f"does not know. Known: {', '.join(CODECS)}. HINT: if it is a codec of your own, "
+                "call `fedrec.history.register_codec` first."
+            )
+        if manifest.encryption not in (None, CIPHER):
+            raise HistoryFormatError(
+                f"History `{history}` is encrypted with `{manifest.encryption}`, which this fedrec "
+                f"does not know. Known: {CIPHER}."
+            )
+        text = manifest.to_json()
+        self.history = history
+        self.keys = keys
+        #: Clients that were forgotten, or are being forgotten, with the time.
+        self.forgotten: dict[str, str] = {}
+        #: Those of whom something may be left.
+        self.pending: tuple[str, ...] = ()
+        #: The round record that was read last: its bytes, what they say, and their hash.
+        self.last_entry: tuple[bytes, dict[str, Any], str] | None = None
+        self.manifest = Manifest.from_json(text)
+        self.codec = CODECS[manifest.codec]
+        self.retention = Retention.of(manifest.keep)
+        self.sampled = self.retention.sample(tuple(manifest.clients), manifest.seed)
+        #: What the round records say of the execution plan.
+        self.execution = digest(canonical(manifest.execution))
+        self.client_ids = tuple(manifest.clients)
+        self.indices = {client_id: index for index, client_id in enumerate(self.client_ids)}
+        self._sealed = SEALED if manifest.encryption else 0
+        self._store_id = bytes.fromhex(manifest.store_id)
+        self.record, _ = self.pack(0, MANIFEST, text.encode())
+
+    @classmethod
+    def load(cls, history: str, record: bytes) -> Recording:
+        """Read the record of a manifest. An encrypted history is without its keys then.
+
+        Raises:
+            HistoryFormatError: If it is not one, or of a newer format version.
+            HistoryCorruptedError: If it is not what was written.
+        """
+        header = _read_header(record)
+        if header is None:
+            raise HistoryFormatError(
+                f"`{history}` does not hold a fedrec history. HINT: check the path."
+            )
+        # The version counts only if the checksum is right, or any flipped bit could be one.
+        found = _checksum(record[: _HEADER.size], key(0, MANIFEST), record[HEADER_BYTES:])
+        if found != _stored_checksum(record):
+            raise HistoryCorruptedError(
+                f"The manifest of history `{history}` is not what was written. HINT: restore the "
+                "history from a copy."
+            )
+        if header.version != FORMAT_VERSION:
+            raise HistoryFormatError(
+                f"History `{history}` has format version {header.version}, but this fedrec reads "
+                f"version {FORMAT_VERSION}. HINT: use the fedrec release that wrote it."
+            )
+        return cls(history, Manifest.from_json(record[HEADER_BYTES:]))
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the history is encrypted and its keys are not known."""
+        return bool(self._sealed) and self.keys is None
+
+    def require_keys(self) -> Keys:
+        """Return the data keys.
+
+        Raises:
+            HistoryKeyError: If they are not known.
+        """
+        if self.keys is None:
+            raise HistoryKeyError(
+                f"History `{self.history}` is encrypted. HINT: give its master key: "
+                f"`master_key=`, `--key-file`, or the environment variable {VARIABLE}."
+            )
+        return self.keys
+
+    def require_known(self, client_ids: Iterable[str]) -> None:
+        """Check that none of these clients was forgotten.
+
+        Raises:
+            ForgottenError: If one was.
+        """
+        for client_id in client_ids:
+            if client_id in self.pending:
+                raise ForgottenError(f"History `{self.history}`: {self.unfinished()}.")
+            if client_id in self.forgotten:
+                raise ForgottenError(
+                    f"Client `{client_id}` of history `{self.history}` was forgotten on "
+                    f"{self.forgotten[client_id]}: none of its updates is left. HINT: leave it "
+                    "out."
+                )
+
+    def unfinished(self) -> str:
+        """Return what there is to say about clients that are half forgotten."""
+        words = "".join(f" --client {client_id}" for client_id in self.pending)
+        return (
+            f"forgetting {', '.join(self.pending)} was interrupted. HINT: finish it with "
+            f"`fedrec history forget {self.history}{words}`"
+        )
+
+    def pack(
+        self,
+        t: int,
+        index: int,
+        payload: bytes | memoryview,
+        *,
+        codec: int = 0,
+        dtype: int = JSON,
+        size: int | None = None,
+    ) -> tuple[bytes, int]:
+        """Make a record.
+
+        Args:
+            t: Round.
+            index: Client index.
+            payload: What to keep.
+            codec: `Codec.id`.
+            dtype: `JSON` or `FLOAT32`.
+            size: Numbers in the payload; by default its bytes.
+
+        Returns:
+            The record and its checksum.
+        """
+        dtype |= self._seals(index)
+        header = self._header(t, index, codec, dtype, len(payload) if size is None else size)
+        if dtype & SEALED:
+            keys, bound = self.require_keys(), header + key(t, index)
+            payload = keys.seal(self._owner(index), payload, bound)
+        checksum = _checksum(header, key(t, index), payload)
+        return b"".join((header, checksum.to_bytes(8, "little"), payload)), checksum
+
+    def unpack(
+        self,
+        record: memoryview,
+        t: int,
+        index: int,
+        *,
+        codec: int = 0,
+        dtype: int = JSON,
+        size: int | None = None,
+        checksum: int | None = None,
+        payload: memoryview | None = None,
+    ) -> memoryview:
+        """Check a record that was found under a key, and return its payload, decrypted.
+
+        Args:
+            record: What was found.
+            t: Round it must belong to.
+            index: Client index it must belong to.
+            codec: `Codec.id` it must have.
+            dtype: `JSON` or `FLOAT32`.
+            size: Numbers in the payload; by default its bytes.
+            checksum: Checksum it must have, where that is known from elsewhere.
+            payload: Its payload, where `record` is the header alone.
+
+        Raises:
+            HistoryCorruptedError: If it is not the record that was written there.
+            HistoryKeyError: If it is encrypted and the keys are not known.
+        """
+        if payload is None:
+            payload = record[HEADER_BYTES:]
+        sealed = self._seals(index)
+        if size is None:
+            size = max(0, len(payload) - OVERHEAD if sealed else len(payload))
+        header = self._header(t, index, codec, dtype | sealed, size)
+        if record[: _HEADER.size] != header:
+            raise self.corrupted(t, index, _difference(record, header))
+        found = _checksum(header, key(t, index), payload)
+        if found != _stored_checksum(record):
+            raise self.corrupted(t, index, "its checksum is wrong")
+        if checksum is not None and found != checksum:
+            raise self.corrupted(t, index, "it is not the one the round was committed with")
+        if not sealed:
+            return payload
+        try:
+            return self.require_keys().open(self._owner(index), payload, header + key(t, index))
+        except TamperedError as error:
+            raise self.corrupted(t, index, str(error)) from error
+
+    def check(self, record: memoryview, t: int, index: int) -> None:
+        """Check a record as far as that is possible without keys.
+
+        Raises:
+            HistoryCorruptedError: If it is not a record that was written there.
+        """
+        found = _read_header(record)
+        if found is None:
+            raise self.corrupted(t, index, "it is not a record")
+        header = self._header(t, index, found.codec, found.dtype | SEALED, found.size)
+        if record[: _HEADER.size] != header:
+            raise self.corrupted(t, index, _difference(record, header))
+        if _checksum(header, key(t, index), record[HEADER_BYTES:]) != _stored_checksum(record):
+            raise self.corrupted(t, index, "its checksum is wrong")
+
+    def corrupted(self, t: int, index: int, why: str) -> DamagedRecordError:
+        """Return the error for a record that is not what was written."""
+        client_id = self._owner(index)
+        damage = Damage(
+            part=NAMES.get(index, f"client `{client_id or index}`"),
+            reason=f"the stored bytes are not those that were written ({why})",
+            round=None if index in (FORGOTTEN, REPAIRS, MANIFEST) else t,
+            client_id=client_id,
+        )
+        return DamagedRecordError(self.history, damage)
+
+    def _seals(self, index: int) -> int:
+        # The manifest says whether all else is encrypted.
+        return 0 if index == MANIFEST else self._sealed
+
+    def _owner(self, index: int) -> str | None:
+        return self.client_ids[index] if index < len(self.client_ids) else None
+
+    def _header(self, t: int, index: int, codec: int, dtype: int, size: int) -> bytes:
+        return _HEADER.pack(_MAGIC, FORMAT_VERSION, codec, dtype, t, index, size, self._store_id)
+
+
+def key(t: int, index: int) -> bytes:
+    """Return the key of the record of a round and client index."""
+    return _KEY.pack(t, index)
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """Return JSON that is the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(record: bytes | memoryview) -> str:
+    """Return the hash of a record that chains it to the next one."""
+    return hashlib.sha256(record).hexdigest()
+
+
+def _read_header(record: bytes | memoryview) -> _Header | None:
+    if len(record) < HEADER_BYTES or record[: len(_MAGIC)] != _MAGIC:
+        return None
+    return _Header(*_HEADER.unpack(record[: _HEADER.size]))
+
+
+def _stored_checksum(record: bytes | memoryview) -> int:
+    return int.from_bytes(record[_HEADER.size : HEADER_BYTES], "little")
+
+
+def _checksum(header: bytes | memoryview, key: bytes, payload: bytes | memoryview) -> int:
+    state = xxhash.xxh3_64(header)
+    state.update(key)
+    state.update(payload)
+    return state.intdigest()
+
+
+def _difference(record: memoryview, header: bytes) -> str:
+    found = _read_header(record)
+    if found is None:
+        return "it is not a record"
+    wanted = _Header(*_HEADER.unpack(header))
+    return "; ".join(
+        f"its header says {name} {getattr(found, name)!r} instead of {value!r}"
+        for name, value in wanted._asdict().items()
+        if getattr(found, name) != value
+    )

@@ -1,0 +1,154 @@
+"""Writing a history anew, without some of its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrec.history.lmdb.damage import DamagedRecordError
+from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.records import (
+    AGGREGATE,
+    BUFFERS,
+    FLOAT32,
+    GLOBAL_WEIGHTS,
+    MANIFEST,
+    ROUND,
+    Recording,
+    canonical,
+    digest,
+    key,
+)
+from fedrec.history.lmdb.store import RoundStore
+from fedrec.history.tools.check import check
+
+__all__ = ["Progress", "copy_rounds", "require_whole"]
+
+_FLOAT_BYTES = 4
+_MODELS = {GLOBAL_WEIGHTS: "global_weights", AGGREGATE: "aggregate", BUFFERS: "buffers"}
+
+#: Called with the number of rounds that are left.
+Progress = Callable[[int], None]
+
+#: Called with round and client index: why this client's part of it goes, or `None` if it stays.
+Reason = Callable[[int, int], str | None]
+
+
+def copy_rounds(
+    recording: Recording,
+    environment: Environment,
+    copied: Recording,
+    new: Path,
+    rounds: int,
+    reason: Reason,
+    *,
+    lists: Mapping[int, Mapping[str, Any]],
+    blurred: Collection[int] = (),
+) -> None:
+    """Write the first rounds of a history to a new file.
+
+    Args:
+        recording: The history.
+        environment: Where it is.
+        copied: What the new one is to be.
+        new: Empty directory for it.
+        rounds: How many rounds.
+        reason: Which updates are left out. Their clients count as refused.
+        lists: What else goes into the new file, by index.
+        blurred: Rounds whose aggregate is replaced by what the global weights tell of it.
+    """
+    records = {key(0, MANIFEST): copied.record}
+    for index, content in lists.items():
+        records[key(0, index)] = copied.pack(0, index, canonical(content))[0]
+    Environment.create(new, records, None)
+    target = Environment.acquire(new, None)
+    try:
+        previous = digest(copied.record)
+        for t in range(rounds):
+            with environment.read() as txn:
+                snapshot = Snapshot(recording, environment, txn)
+                entry = _edited(snapshot, t, reason, previous)
+                previous = _copy_round(snapshot, entry, target, copied, t in blurred)
+    finally:
+        target.release()
+
+
+def require_whole(new: Path, recording: Recording, progress: Progress | None) -> None:
+    """Read a new file back before it takes the place of another."""
+    environment = Environment.acquire(new, None)
+    try:
+        for left, found in check(recording, environment):
+            if found:
+                raise DamagedRecordError(recording.history, found[0])
+            if progress is not None:
+                progress(left)
+    finally:
+        environment.release()
+
+
+def _edited(snapshot: Snapshot, t: int, reason: Reason, previous: str) -> dict[str, Any]:
+    """Return the round record of round `t` as it is to be written."""
+    entry = dict(snapshot.entry(t)[0])
+    why = {index: reason(t, index) for index in entry["present"]}
+    kept = set(snapshot.kept(entry))  # fewer rounds may be left, but what expired has expired
+    entry["updates"] = [c if k in kept else None for k, c in enumerate(entry["updates"])]
+    keep = [k for k, index in enumerate(entry["present"]) if why[index] is None]
+    entry["refused"] = [[i, reason(t, i) or earlier] for i, earlier in entry["refused"]]
+    entry["refused"] += [[index, why[index]] for index in entry["present"] if why[index]]
+    for name in ("present", "num_samples", "updates", "bounds", "max_error"):
+        if entry[name] is not None:
+            entry[name] = [entry[name][k] for k in keep]
+    departure = entry["departure"]
+    client = None if departure is None else departure["client"]
+    if client is not None and reason(t, client):
+        # The difference is a number of what the client sent.
+        entry["departure"] = {**departure, "client": None, "difference": None}
+    entry["previous"] = previous
+    return entry
+
+
+def _copy_round(
+    snapshot: Snapshot,
+    entry: dict[str, Any],
+    target: Environment,
+    copied: Recording,
+    blurred: bool,
+) -> str:
+    """Write the round of an edited round record; return the new hash of that."""
+    t = entry["round"]
+    checksums = dict(zip(entry["present"], entry["updates"], strict=True))
+    vectors = [("updates", i, c) for i, c in sorted(checksums.items()) if c is not None]
+    vectors += [("models", i, entry[name]) for i, name in _MODELS.items() if entry[name]]
+    made: dict[int, str] = {}
+    size = _FLOAT_BYTES * copied.manifest.num_parameters
+    at_once = max(1, RoundStore.transaction_bytes // size)
+    for start in range(0, len(vectors), at_once):
+        group = vectors[start : start + at_once]
+        with target.write(len(group) * size) as txn:
+            for database, index, checksum in group:
+                payload, codec, count = snapshot.payload(t, database, index, checksum)
+                if index == AGGREGATE and blurred:
+                    payload = memoryview(_blurred(snapshot, entry, copied.manifest.server_lr))
+                data, found = copied.pack(t, index, payload, codec=codec, dtype=FLOAT32, size=count)
+                target.append(txn, database, key(t, index), data)
+                made[index] = f"{found:016x}"
+            if start + at_once >= len(vectors):
+                entry["updates"] = [made.get(index) for index in entry["present"]]
+                entry |= {name: made.get(index) for index, name in _MODELS.items()}
+                data, _ = copied.pack(t, ROUND, canonical(entry))
+                target.append(txn, "rounds", key(t, ROUND), data)
+    return digest(data)
+
+
+def _blurred(snapshot: Snapshot, entry: dict[str, Any], server_lr: float) -> bytes:
+    r"""Return $(w_t - w_{t+1}) / \eta$ in place of the aggregate, with no entry the same but 0."""
+    arrays = snapshot.read(entry, ())
+    weights, aggregate = arrays.global_weights, arrays.aggregate
+    following = weights - np.float32(server_lr) * aggregate
+    told = (weights - following) / np.float32(server_lr)
+    told = np.where((told == aggregate) & (told != 0), np.nextafter(told, np.float32(0)), told)
+    return told.astype(np.float32).tobytes()

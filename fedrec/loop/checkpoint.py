@@ -1,0 +1,124 @@
+"""What a recovery leaves on disk: its state, without pickle, and the recovered model."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec._files import write_atomically
+from fedrec.exceptions import FedrecWarning, HistoryCorruptedError
+from fedrec.history.tools.npz import UNREADABLE
+
+__all__ = [
+    "lightning_checkpoint",
+    "load_state",
+    "on_device",
+    "save_state",
+]
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Save nested dicts and lists of tensors, numbers, strings, booleans and `None`.
+
+    Args:
+        path: File to write, atomically.
+        state: What to save.
+    """
+    tensors: dict[str, np.ndarray] = {}
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            name = f"t{len(tensors)}"
+            tensors[name] = value.detach().cpu().numpy()
+            return {"__tensor__": name}
+        if isinstance(value, dict):
+            return {str(k): encode(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [encode(v) for v in value]
+        return value
+
+    text = json.dumps(encode(state))
+    buffer = io.BytesIO()
+    tensors["__json__"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    np.savez(buffer, allow_pickle=False, **tensors)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Load what `save_state` wrote; tuples come back as lists.
+
+    Raises:
+        HistoryCorruptedError: If the file is not a state, or is damaged.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        state = json.loads(arrays.pop("__json__").tobytes().decode())
+    except UNREADABLE as error:
+        raise HistoryCorruptedError(
+            f"The checkpoint {path} cannot be read: {error}. HINT: delete it to start over."
+        ) from error
+
+    def decode(value: Any) -> Any:
+        if isinstance(value, dict):
+            if set(value) == {"__tensor__"}:
+                return torch.from_numpy(arrays[value["__tensor__"]])
+            return {k: decode(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [decode(v) for v in value]
+        return value
+
+    decoded: dict[str, Any] = decode(state)
+    return decoded
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Move the float32 tensors of a loaded state to a device."""
+    if isinstance(value, Tensor):
+        # Integer and float64 tensors are bookkeeping and stay on the CPU.
+        return value.to(device) if value.dtype == torch.float32 else value
+    if isinstance(value, dict):
+        return {k: on_device(v, device) for k, v in value.items()}
+    if isinstance(value, list):
+        return [on_device(v, device) for v in value]
+    return value
+
+
+def lightning_checkpoint(module: Any, rounds: int) -> bytes:
+    """Return a checkpoint that the module's own `load_from_checkpoint` reads."""
+    checkpoint: dict[str, Any] = {
+        "epoch": 0,
+        "global_step": rounds,
+        "pytorch-lightning_version": version("pytorch-lightning"),
+        "state_dict": module.state_dict(),
+    }
+    parameters = {}
+    for name, value in dict(getattr(module, "hparams", {})).items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            warnings.warn(
+                f"Hyperparameter {name!r} of {type(module).__name__} cannot be pickled, so it is "
+                "not in model.ckpt. HINT: give it to `load_from_checkpoint`.",
+                FedrecWarning,
+                stacklevel=2,
+            )
+        else:
+            parameters[name] = value
+    if parameters:
+        checkpoint["hparams_name"] = getattr(module, "_hparams_name", None) or "kwargs"
+        checkpoint["hyper_parameters"] = parameters
+    if hasattr(module, "on_save_checkpoint"):
+        module.on_save_checkpoint(checkpoint)
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    return buffer.getvalue()

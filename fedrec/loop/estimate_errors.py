@@ -1,0 +1,109 @@
+"""How far estimated updates are from exact ones: measured in simulation, at nobody's cost."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from torch import Tensor
+
+from fedrec._files import csv_text, write_atomically
+from fedrec.functional.consistency import row_cosines
+from fedrec.functional.recovery.relative_errors import relative_errors
+
+__all__ = ["EstimateError", "EstimateErrors", "read_estimate_errors"]
+
+
+class EstimateError(NamedTuple):
+    r"""One estimated update beside the exact one.
+
+    Attributes:
+        client_id: Whose update it is.
+        round: Round of the recovery.
+        relative_error: $\lVert \hat g - g \rVert / \lVert g \rVert$.
+        cosine: Cosine of the angle between them, in [-1, 1].
+    """
+
+    client_id: str
+    round: int
+    relative_error: float
+    cosine: float
+
+
+def read_estimate_errors(path: Path) -> list[EstimateError]:
+    """Read a diagnostics.csv.
+
+    Args:
+        path: File; an absent one gives no rows.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.DictReader(file):
+            try:
+                error, cosine = float(row["relative_error"]), float(row["cosine"])
+                rows.append(EstimateError(row["client_id"], int(row["round"]), error, cosine))
+            except (TypeError, ValueError, KeyError):
+                break  # the last line of a killed run may be cut
+    return rows
+
+
+class EstimateErrors:
+    """Collects comparisons, and appends them to a file that is made for the first one.
+
+    A round's rows are in the file before the recovery can store a checkpoint of the round after, so
+    a run that was killed and resumed has every row once.
+
+    Args:
+        folder: Where diagnostics.csv is written, or `None` for no file.
+        first_round: Rows from this round on are dropped from an existing file.
+
+    Examples:
+        >>> import torch
+        >>> errors = EstimateErrors(None, 0)
+        >>> exact = torch.tensor([[3.0, 4.0]])
+        >>> errors.add(7, ["client-0"], torch.tensor([[3.0, 3.0]]), exact)
+        >>> errors.rows[0].relative_error, round(errors.rows[0].cosine, 2)
+        (0.2, 0.99)
+    """
+
+    def __init__(self, folder: Path | None, first_round: int) -> None:
+        self._path = None if folder is None else folder / "diagnostics.csv"
+        self._file: TextIO | None = None
+        self.rows: list[EstimateError] = []
+        if self._path is not None:
+            self.rows = [row for row in read_estimate_errors(self._path) if row.round < first_round]
+
+    def add(self, t: int, client_ids: Sequence[str], estimates: Tensor, exact: Tensor) -> None:
+        """Compare the updates of a round.
+
+        Args:
+            t: Round.
+            client_ids: Whose they are, in row order.
+            estimates: Shape $(m, d)$.
+            exact: Shape $(m, d)$.
+        """
+        errors = relative_errors(estimates, exact).tolist()
+        cosines = row_cosines(estimates, exact).tolist()
+        rows = [
+            EstimateError(client_id, t, error, cosine)
+            for client_id, error, cosine in zip(client_ids, errors, cosines, strict=True)
+        ]
+        self.rows += rows
+        if self._path is None:
+            return
+        if self._file is None:
+            write_atomically(self._path, csv_text([EstimateError._fields, *self.rows]).encode())
+            self._file = self._path.open("a", newline="", encoding="utf-8")
+        else:
+            self._file.write(csv_text(rows))
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,471 @@
+"""The loop that records, recovers and tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from fedrec._checks import (
+    check_bool,
+    check_choice,
+    check_float,
+    check_instance,
+    check_int,
+    check_recording,
+    check_recovery,
+)
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.callbacks import Callback, RichProgressBar
+from fedrec.detectors.base import Detector
+from fedrec.exceptions import ConfigurationError, expected
+from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
+from fedrec.federation import ClientSampler, Federation
+from fedrec.history.base import HistoryStore
+from fedrec.loop.evaluation import check_evaluation, evaluate, fixed_subset, named_metrics
+from fedrec.loop.recording import Recording
+from fedrec.loop.recovery import Recovery
+from fedrec.loop.runtime import torch_settings
+from fedrec.recoverers.base import Recoverer
+from fedrec.types import Detection, RunResult
+
+__all__ = ["FederatedLoop"]
+
+_PRECISIONS = ("32-true", "bf16-mixed")
+_DEV_ROUNDS = 3
+
+
+class FederatedLoop:
+    r"""Runs rounds: records a training, recovers from a recording, tests weights.
+
+    The one place that knows the order of a round. Arguments are named like those of Lightning's
+    `Trainer`.
+
+    Args:
+        accelerator: `"cpu"`, `"cuda"` (or `"gpu"`), or `"auto"` for CUDA where there is any.
+        devices: Only 1 for now.
+        precision: `"32-true"`, or `"bf16-mixed"` for forward and backward in bfloat16.
+        executor: `"sequential"`, `"vectorized"` (`VectorizedExecutor`, which describes the rule it
+            chooses the fastest way by), `"auto"` for the same without a warning where clients are
+            computed one after another, or an `Executor`.
+        callbacks: One or more `Callback`.
+        logger: `True` for metrics.csv in the run folder, `False` for nothing, or one or more of
+            Lightning's loggers beside the file (step = round).
+        enable_progress_bar: Show a bar if there is a terminal.
+        eval_every: Rounds between evaluations of the curves; `None` for a twentieth of all rounds.
+        eval_samples: Test samples used for curves (a fixed subset); `None` for all.
+        metrics: What else to compute on the test data, beside TER and ASR, for curves and by
+            `test`: a torchmetrics metric, a list of them, a `MetricCollection`, or a dict from
+            names to metrics. They get what `forward` gives and the labels, and are not changed.
+        default_root_dir: Run folder: metrics, ledgers, checkpoints; `None` writes no file.
+        seed: What every random draw of a recording is a function of.
+        deterministic: Make torch refuse operations that are not deterministic.
+        fast_dev_run: Do only 3 rounds (or this many) and write no file.
+        checkpoint_every: Seconds between checkpoints of a recovery, and of what an aggregation rule
+            remembers while recording.
+        num_threads: Threads that torch computes with on a CPU; `None` for one if the model has
+            fewer than 20,000 parameters (starting several would take longer than the work), and
+            torch's own choice otherwise.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    Examples:
+        >>> from fedrec.aggregators import Median
+        >>> from fedrec.data import Digits
+        >>> from fedrec.federation import Federation
+        >>> from fedrec.history import MemoryHistory
+        >>> from fedrec.models import MLP
+        >>> from fedrec.recoverers import HistoricalOnly
+        >>> federation = Federation.from_data(Digits(num_clients=4), MLP(in_features=64))
+        >>> loop, history = FederatedLoop(fast_dev_run=2), MemoryHistory()
+        >>> loop.record(federation, Median(), history, max_rounds=100, server_lr=0.1).rounds
+        2
+        >>> result = loop.recover(federation, history, HistoricalOnly(), exclude=["client-0"])
+        >>> result.ledger.acp()
+        100.0
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str = "auto",
+        devices: int = 1,
+        precision: str = "32-true",
+        executor: str | Executor = "auto",
+        callbacks: Callback | Sequence[Callback] | None = None,
+        logger: Any = True,
+        enable_progress_bar: bool = True,
+        eval_every: int | None = None,
+        eval_samples: int | None = 2000,
+        metrics: Any = None,
+        default_root_dir: str | Path | None = None,
+        seed: int = 0,
+        deterministic: bool = False,
+        fast_dev_run: bool | int = False,
+        checkpoint_every: float = 30.0,
+        num_threads: int | None = None,
+    ) -> None:
+        check_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda"))
+        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ConfigurationError(
+                expected("accelerator", "one that is there", accelerator, hint="no CUDA device is.")
+            )
+        if isinstance(devices, bool) or str(devices) != "1":
+            raise ConfigurationError(
+                expected("devices", "1 (several devices are not supported yet)", devices)
+            )
+        check_choice("precision", precision, _PRECISIONS)
+        if not isinstance(executor, Executor):
+            check_choice("executor", executor, ("auto", "sequential", "vectorized"))
+        if eval_every is not None:
+            eval_every = check_int("eval_every", eval_every, minimum=1)
+        if eval_samples is not None:
+            eval_samples = check_int("eval_samples", eval_samples, minimum=1)
+        seed = check_int("seed", seed, minimum=0)
+        if not isinstance(fast_dev_run, bool):
+            fast_dev_run = check_int("fast_dev_run", fast_dev_run, minimum=1)
+        checkpoint_every = check_float("checkpoint_every", checkpoint_every, minimum=0)
+        if num_threads is not None:
+            num_threads = check_int("num_threads", num_threads, minimum=1)
+        self.accelerator = accelerator
+        self.devices = 1
+        self.precision = precision
+        self.executor = executor
+        for one in logger if isinstance(logger, list | tuple) else [logger]:
+            # Not by class: loggers of `lightning.pytorch` are as good.
+            logs = callable(getattr(one, "log_metrics", None)) and not isinstance(one, type)
+            if not logs and one is not None and not isinstance(one, bool):
+                requirement = "true, false, or one or more of Lightning's loggers"
+                raise ConfigurationError(expected("logger", requirement, logger))
+        if not isinstance(default_root_dir, str | Path | None):
+            requirement = "the path of a folder, or None"
+            raise ConfigurationError(expected("default_root_dir", requirement, default_root_dir))
+        self.logger = logger
+        self.enable_progress_bar = enable_progress_bar
+        self.eval_every = eval_every
+        self.eval_samples = eval_samples
+        self.metrics = named_metrics(metrics)
+        #: Whether the test error rate may be undefined, since something else is measured.
+        self.can_do_without_ter = bool(self.metrics)
+        self.default_root_dir = None if default_root_dir is None else Path(default_root_dir)
+        self.seed = seed
+        self.deterministic = check_bool("deterministic", deterministic)
+        self.fast_dev_run = fast_dev_run
+        self.checkpoint_every = checkpoint_every
+        self.num_threads = num_threads
+        own: list[Callback] = [callbacks]  # type: ignore[list-item]
+        if callbacks is None or isinstance(callbacks, list | tuple):
+            own = list(callbacks or [])
+        for callback in own:
+            check_instance("callbacks", callback, Callback)
+        self.callbacks = [*own, RichProgressBar()] if enable_progress_bar else own
+        self.announced = ""
+        self._fabric: Fabric | None = None
+        self._subset: tuple[object, object] | None = None
+
+    # -- what users call ------------------------------------------------------------------------
+
+    def record(
+        self,
+        federation: Federation,
+        aggregator: Aggregator,
+        history: HistoryStore,
+        *,
+        max_rounds: int,
+        server_lr: float,
+        attack: Attack | None = None,
+        detector: Detector | None = None,
+        sampler: ClientSampler | None = None,
+        on_bad_update: str = "raise",
+        resume: bool = False,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> RunResult:
+        """Train, and store every round.
+
+        Args:
+            federation: Clients, model, test data.
+            aggregator: Aggregation rule.
+            history: Where rounds are stored; empty unless `resume`.
+            max_rounds: $T$.
+            server_lr: Learning rate of the server step; gradients are means over samples.
+            attack: What the malicious clients do.
+            detector: Watches every round; with `action="stop"` its decision ends the recording.
+            sampler: Chooses the clients of each round; `None` for all of them.
+            on_bad_update: `"raise"`, or `"drop"` to leave a client with an unusable update out of
+                the round, and say so in the round's record.
+            resume: Go on where the history ends; start afresh if it is empty.
+            recipe: Resolved recipe to keep in the manifest.
+
+        Returns:
+            Final weights, curve and the detector's verdict.
+
+        Raises:
+            ConfigurationError: If the history holds another recording.
+            UpdateError: If a client sends something unusable and `on_bad_update="raise"`.
+            KeyboardInterrupt: After Ctrl-C, between two rounds; everything done is stored.
+        """
+        max_rounds, server_lr = check_recording(
+            max_rounds=max_rounds, server_lr=server_lr, on_bad_update=on_bad_update
+        )
+        check_instance("federation", federation, Federation)
+        check_instance("aggregator", aggregator, Aggregator)
+        check_instance("history", history, HistoryStore)
+        check_instance("attack", attack, Attack, optional=True)
+        check_instance("detector", detector, Detector, optional=True)
+        check_instance("sampler", sampler, ClientSampler, optional=True)
+        with torch_settings(self, federation):
+            self._check_evaluation(federation, attack)
+            return Recording(
+                loop=self,
+                federation=federation,
+                aggregator=aggregator,
+                history=history,
+                max_rounds=self.limit(max_rounds),
+                server_lr=server_lr,
+                attack=attack,
+                detector=detector,
+                sampler=sampler,
+                on_bad_update=on_bad_update,
+                resume=resume,
+                recipe=recipe,
+            ).run()
+
+    def recover(
+        self,
+        federation: Federation,
+        history: HistoryStore,
+        recoverer: Recoverer,
+        exclude: Sequence[str] | Detection,
+        *,
+        attack: Attack | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        max_rounds: int | None = None,
+        server_lr: float | None = None,
+        aggregator: Aggregator | None = None,
+        batch_policy: str = "replay",
+        on_bad_update: str = "raise",
+    ) -> RunResult:
+        """Get a clean model back from a recording.
+
+        Aggregation rule, learning rate, number of rounds, seed and initial weights are those of the
+        recording, unless overridden here.
+
+        Args:
+            federation: The same clients and model as in the recording.
+            history: The recording; not changed.
+            recoverer: The method.
+            exclude: Ids of the clients to leave out, or a detector's verdict.
+            attack: What malicious clients that are *not* excluded go on doing, and the trigger that
+                attack success is measured with.
+            name: Name of the result and of its folder; the recoverer's class name by default.
+            resume: Go on from the last checkpoint in the run folder; start afresh if there is none.
+            max_rounds: Fewer rounds than recorded.
+            server_lr: Another learning rate.
+            aggregator: Another aggregation rule.
+            batch_policy: `"replay"`: clients draw the mini-batches of the recording again;
+                `"fresh"`: others.
+            on_bad_update: As in `record`.
+
+        Returns:
+            Final weights, curve and the ledger of what clients were asked for.
+
+        Raises:
+            ConfigurationError: If arguments, federation and recording do not fit together.
+            HistoryError: If the history cannot be read.
+            RecoveryError: If the method cannot go on.
+            KeyboardInterrupt: After Ctrl-C, between two rounds, with a checkpoint.
+        """
+        max_rounds, server_lr = check_recovery(
+            max_rounds=max_rounds,
+            server_lr=server_lr,
+            batch_policy=batch_policy,
+            on_bad_update=on_bad_update,
+        )
+        check_instance("federation", federation, Federation)
+        check_instance("history", history, HistoryStore)
+        check_instance("recoverer", recoverer, Recoverer)
+        check_instance("attack", attack, Attack, optional=True)
+        check_instance("aggregator", aggregator, Aggregator, optional=True)
+        if isinstance(exclude, str) or not isinstance(exclude, Detection | Iterable):
+            raise ConfigurationError(expected("exclude", "a list of client ids", exclude))
+        excluded = exclude.malicious if isinstance(exclude, Detection) else tuple(exclude)
+        with torch_settings(self, federation):
+            self._check_evaluation(federation, attack)
+            return Recovery(
+                loop=self,
+                federation=federation,
+                history=history,
+                recoverer=recoverer,
+                exclude=excluded,
+                attack=attack,
+                name=name or type(recoverer).__name__,
+                resume=resume,
+                max_rounds=max_rounds,
+                server_lr=server_lr,
+                aggregator=aggregator,
+                batch_policy=batch_policy,
+                on_bad_update=on_bad_update,
+            ).run()
+
+    def test(
+        self,
+        federation: Federation,
+        global_weights: Tensor,
+        *,
+        attack: Attack | None = None,
+        buffers: Tensor | None = None,
+    ) -> dict[str, float | None]:
+        """Test global weights on the whole test set.
+
+        Args:
+            federation: Model and test data.
+            global_weights: Shape $(d,)$.
+            attack: Gives trigger and target label for the attack success rate.
+            buffers: Averaged buffers, shape $(b,)$, as `record` and `recover` return them.
+
+        Returns:
+            `{"ter": ..., "asr": ...}`, fractions in [0, 1], and the loop's `metrics` by name. `asr`
+            is `None` where it is undefined, and so are `ter` for numbers to regress on, if there
+            are `metrics`, and a metric that is not finite.
+
+        Raises:
+            ConfigurationError: If the federation has no test data, or these do not fit the model,
+                the attack or a metric.
+        """
+        check_instance("federation", federation, Federation)
+        check_instance("global_weights", global_weights, Tensor)
+        check_instance("attack", attack, Attack, optional=True)
+        dataset, device = federation.test_dataset, self.device
+        if dataset is None:
+            raise ConfigurationError(
+                expected(
+                    "federation.test_dataset", "a data set", None, hint="pass `test_dataset=`."
+                )
+            )
+        with torch_settings(self, federation):
+            federation.module.to(device)
+            weights = global_weights.to(device)
+            return evaluate(
+                federation,
+                dataset,
+                weights,
+                attack=attack,
+                buffers=buffers,
+                device=device,
+                metrics=self.metrics,
+                can_do_without=self.can_do_without_ter,
+            )
+
+    # -- what recording and recovery use --------------------------------------------------------
+
+    @property
+    def fabric(self) -> Fabric:
+        """The Lightning Fabric that chooses the device."""
+        if self._fabric is None:
+            # Precision is applied by `autocast` below; Fabric would announce it on the terminal.
+            on_cuda = self.accelerator != "cpu" and torch.cuda.is_available()
+            self._fabric = Fabric(accelerator="cuda" if on_cuda else "cpu", devices=1)
+        return self._fabric
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+        return self.fabric.device
+
+    @property
+    def autocast(self) -> Any:
+        """Makes the context manager of the chosen precision."""
+        if self.precision == "32-true":
+            return nullcontext
+        device = self.device.type
+        return lambda: torch.autocast(device, dtype=torch.bfloat16)
+
+    @property
+    def loggers(self) -> list[Any]:
+        """Lightning's loggers; metrics.csv is written beside them."""
+        if isinstance(self.logger, bool) or self.logger is None or self.fast_dev_run:
+            return []
+        return list(self.logger) if isinstance(self.logger, (list, tuple)) else [self.logger]
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder, or `None` if nothing is to be written."""
+        return None if self.fast_dev_run else self.default_root_dir
+
+    def limit(self, max_rounds: int) -> int:
+        """Return the number of rounds, cut down by `fast_dev_run`."""
+        if not self.fast_dev_run:
+            return max_rounds
+        return min(max_rounds, _DEV_ROUNDS if self.fast_dev_run is True else self.fast_dev_run)
+
+    def choose_executor(self) -> Executor:
+        """Return the executor that was asked for."""
+        if isinstance(self.executor, Executor):
+            return self.executor
+        if self.executor == "sequential":
+            return SequentialExecutor()
+        return VectorizedExecutor(warn=self.executor == "vectorized")
+
+    def execution(self) -> dict[str, Any]:
+        """Describe what, beside the executor, the bits of a result depend on."""
+        return {
+            "device": self.device.type,
+            "precision": self.precision,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+    def evaluate_curve(
+        self,
+        federation: Federation,
+        global_weights: Tensor,
+        attack: Attack | None,
+        buffers: Tensor | None,
+    ) -> dict[str, float]:
+        """Evaluate on the fixed subset; empty without test data."""
+        whole = federation.test_dataset
+        if whole is None:
+            return {}
+        if self._subset is None or self._subset[0] is not whole:
+            self._subset = whole, fixed_subset(whole, self.eval_samples, self.seed)
+        subset: Any = self._subset[1]
+        found = evaluate(
+            federation,
+            subset,
+            global_weights,
+            attack=attack,
+            buffers=buffers,
+            device=self.device,
+            metrics=self.metrics,
+            can_do_without=self.can_do_without_ter,
+        )
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _check_evaluation(self, federation: Federation, attack: Attack | None) -> None:
+        federation.module.to(self.device)
+        check_evaluation(
+            federation,
+            attack=attack,
+            device=self.device,
+            metrics=self.metrics,
+            can_do_without=self.can_do_without_ter,
+        )
+
+    def evaluates(self, t: int, max_rounds: int) -> bool:
+        """Whether the curve has a point after round `t`."""
+        every = self.eval_every or math.ceil(max_rounds / 20)
+        return (t + 1) % every == 0 or t == max_rounds - 1
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *args)

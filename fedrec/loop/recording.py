@@ -1,0 +1,399 @@
+"""Recording: train, and store every round. Part of `FederatedLoop`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.detectors.base import Detector
+from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, UpdateError
+from fedrec.federation import ClientSampler, Federation
+from fedrec.history.background import BackgroundWriter
+from fedrec.history.base import HistoryStore
+from fedrec.history.manifest import Manifest
+from fedrec.loop.checkpoint import load_state, on_device, save_state
+from fedrec.loop.footprint import num_bytes_text, recording_bytes
+from fedrec.loop.interrupts import stop_between_rounds
+from fedrec.loop.logs import MetricsLog
+from fedrec.loop.round import Engine
+from fedrec.types import RoundRecord, RunResult
+
+if TYPE_CHECKING:
+    from fedrec.loop import FederatedLoop
+
+__all__ = ["Recording", "announce", "require_same_plan", "training_of"]
+
+_log = logging.getLogger(__name__)
+
+
+def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
+    """Raise `ConfigurationError` if going on under another execution plan would change bits.
+
+    The number of threads is not compared: it is taken over.
+    """
+    names = sorted(set(recorded) | set(current))
+    differences = [
+        f"{name}: {recorded.get(name)!r} then, {current.get(name)!r} now"
+        for name in names
+        if name != "threads" and recorded.get(name) != current.get(name)
+    ]
+    if differences:
+        raise ConfigurationError(
+            f"Cannot resume {what} under another execution plan, since its bits would differ "
+            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and "
+            "packages."
+        )
+
+
+def training_of(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Return the arguments of local training by client id; under "*" where all have the same."""
+    found = {c.client_id: c.training_args() for c in federation.clients}
+    first = next(iter(found.values()))
+    return {"*": first} if all(one == first for one in found.values()) else found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    import fedrec
+
+    packages = ("torch", "pytorch-lightning", "numpy", "lmdb")
+    return {"fedrec": fedrec.__version__, **{name: version(name) for name in packages}}
+
+
+def plan_text(execution: Mapping[str, Any]) -> str:
+    """Say how updates are computed, for people."""
+    path = execution.get("path", execution["executor"])
+    threads = execution["threads"]
+    plural = "" if threads == 1 else "s"
+    return f"Computing on {execution['device']} ({path}, {threads} thread{plural})"
+
+
+def announce(loop: FederatedLoop, execution: Mapping[str, Any], num_bytes: int) -> None:
+    """Say how updates are computed, unless a loop said the same before, and in how much memory."""
+    text = plan_text(execution)
+    if text != loop.announced:
+        loop.announced = text
+        _log.info("%s; about %s of memory for updates.", text, num_bytes_text(num_bytes))
+
+
+@dataclass(kw_only=True, eq=False)
+class Recording:
+    """One call of `FederatedLoop.record`; see there for the arguments."""
+
+    loop: FederatedLoop
+    federation: Federation
+    aggregator: Aggregator
+    history: HistoryStore
+    max_rounds: int
+    server_lr: float
+    attack: Attack | None
+    detector: Detector | None
+    sampler: ClientSampler | None
+    on_bad_update: str
+    resume: bool
+    recipe: Mapping[str, Any] | None
+
+    def run(self) -> RunResult:
+        """Record, or go on recording."""
+        loop, federation = self.loop, self.federation
+        federation.module.to(loop.device)
+        self.engine = Engine(
+            federation=federation,
+            phase="record",
+            executor=loop.choose_executor(),
+            aggregator=self.aggregator,
+            server_lr=self.server_lr,
+            attack=self.attack,
+            malicious=frozenset(federation.malicious if self.attack is not None else ()),
+            seed=loop.seed,
+            device=loop.device,
+            autocast=loop.autocast,
+            on_bad_update=self.on_bad_update,
+        )
+        initial = federation.layout.flatten(federation.module)
+        if self.detector is not None:
+            self.detector.reset(federation.malicious)
+        weights, first = self._begin(initial)
+        folder = loop.folder
+        path = folder / "record" / "metrics.csv" if folder and loop.logger is not False else None
+        log = MetricsLog(path, loop.loggers, "record/", first, loop.metrics)
+        seconds, saved = 0.0, time.monotonic()
+        self.client_seconds = 0.0
+        t = first
+        self.writer = BackgroundWriter(self.history)
+        layout, num_clients = federation.layout, len(federation.clients)
+        announce(loop, self.execution, recording_bytes(num_clients, layout.num_parameters))
+        loop.call("on_record_start", self.max_rounds, first)
+        try:
+            with stop_between_rounds() as stop:
+                for t in range(first, self.max_rounds):
+                    if self._decided():
+                        break
+                    weights, spent = self._round(t, weights, log)
+                    seconds += spent
+                    stopping = stop.signal is not None
+                    if stopping or time.monotonic() - saved >= loop.checkpoint_every:
+                        self._save_memory(t + 1)
+                        saved = time.monotonic()
+                    if stopping:
+                        self.writer.wait()
+                        stop.obey(f"after round {t} of the recording", "Every round is stored.")
+                began = time.perf_counter()
+                self.writer.wait()
+                seconds += time.perf_counter() - began
+        finally:
+            log.close()
+            self.writer.close()
+        result = RunResult(
+            name="record",
+            global_weights=weights,
+            rounds=len(self.history.rounds()),
+            seconds=seconds,
+            curve=log.curve(),
+            execution=self.engine.execution_of(self.execution),
+            buffers=self.engine.buffers,
+            detection=None if self.detector is None else self.detector.result(),
+            client_seconds={"record": self.client_seconds},
+        )
+        loop.call("on_record_end", result)
+        return result
+
+    def _decided(self) -> bool:
+        return (
+            self.detector is not None
+            and self.detector.action == "stop"
+            and self.detector.result().round is not None
+        )
+
+    def _begin(self, initial: Tensor) -> tuple[Tensor, int]:
+        """Return the weights and the round to go on from."""
+        history = self.history
+        if not history.is_empty:
+            if not self.resume:
+                raise ConfigurationError(
+                    f"The history already holds a recording of {len(history.rounds())} rounds. "
+                    "HINT: `resume=True` goes on with it; a new recording needs an empty history."
+                )
+            recorded = history.manifest
+            threads = recorded.execution.get("threads")
+            if isinstance(threads, int):
+                torch.set_num_threads(threads)
+            self.engine.average_buffers(recorded.buffers)
+        else:
+            self.engine.average_buffers(self.engine.rehearse(initial))
+            self.engine.check_repeatable(initial)
+        self.execution = {
+            **self.loop.execution(),
+            **self.engine.plan(initial, self.federation.client_ids),
+        }
+        manifest = self._manifest()
+        if history.is_empty:
+            history.begin(manifest)
+            watched = self.detector is not None and self.detector.needs_updates
+            if history.manifest.keep and (watched or self.engine.aggregator.has_memory):
+                _log.warning(
+                    "The detector or the aggregation rule has a memory, and the history will not "
+                    "keep all updates: this recording may not be resumable if it is interrupted."
+                )
+            return initial, 0
+        self._require_same(recorded, manifest)
+        require_same_plan(recorded.execution, self.execution, "the recording")
+        return self._replay(initial)
+
+    def _replay(self, initial: Tensor) -> tuple[Tensor, int]:
+        """Bring detector and aggregator to where they were when the last round was stored."""
+        rounds = self.history.rounds()
+        if not rounds:
+            return initial, 0
+        # The first round that the aggregator has to see again.
+        begin = len(rounds)
+        if self.engine.aggregator.has_memory:
+            begin = self._load_memory(len(rounds))
+        watched = self.detector is not None and self.detector.needs_updates
+        watched = watched or self.engine.attack_has_memory
+        self._require_updates(rounds if watched else rounds[begin:])
+        seen_by_all = self.detector is not None or self.engine.attack_has_memory
+        for t in rounds if seen_by_all else rounds[max(begin - 1, 0) :]:
+            needed = None if watched or t >= begin else ()
+            record = self.history.read_round(t, needed).to(self.loop.device)
+            self.engine.remember(record)
+            if self.detector is not None:
+                self.detector.observe(record)
+            if t >= begin:
+                ctx = self.engine.context(t, record.client_ids, record.global_weights, _ignore)
+                self.engine.server_step(
+                    ctx,
+                    record.updates,
+                    record.num_samples,
+                    record.client_ids,
+                    record.global_weights,
+                )
+            if record.buffers is not None:
+                self.engine.buffers = record.buffers
+        self.engine.last_aggregate = record.aggregate
+        self.engine.executor.departure = record.departure
+        return self.engine.apply(record.global_weights, record.aggregate), rounds[-1] + 1
+
+    def _require_updates(self, rounds: range) -> None:
+        """Refuse to go on if rounds have to be seen again that the history did not keep."""
+        history = self.history
+        keep = history.manifest.keep
+        for t in rounds if keep else ():
+            if len(history.kept(t)) < len(history.present(t)):
+                raise ConfigurationError(
+                    "Cannot resume, because the detector or the aggregation rule has a memory and "
+                    f"would have to see the updates of round {t} again, which the history did not "
+                    f"keep (keep={dict(keep)}). HINT: record again, and keep all updates."
+                )
+
+    @property
+    def _memory(self) -> Path | None:
+        """Where the aggregator's memory is kept, which saves replaying the rounds before."""
+        folder = self.loop.folder
+        return None if folder is None else folder / "record" / "aggregator.npz"
+
+    def _save_memory(self, next_round: int) -> None:
+        """Save what the aggregator remembers, once all the rounds it is of are stored."""
+        path, aggregator = self._memory, self.engine.aggregator
+        if path is not None and aggregator.has_memory:
+            self.writer.wait()
+            store_id = self.history.manifest.store_id
+            state = aggregator.state_dict()
+            save_state(path, {"store_id": store_id, "next": next_round, "aggregator": state})
+
+    def _load_memory(self, num_rounds: int) -> int:
+        """Take over what was saved; return the first round to replay."""
+        path = self._memory
+        if path is None or not path.exists():
+            return 0
+        try:
+            state = load_state(path)
+        except HistoryCorruptedError as error:
+            _log.warning("%s The whole history is replayed instead.", error)
+            return 0
+        if state["store_id"] != self.history.manifest.store_id or state["next"] > num_rounds:
+            return 0  # of another history
+        self.engine.aggregator.load_state_dict(on_device(state["aggregator"], self.loop.device))
+        return int(state["next"])
+
+    def _manifest(self) -> Manifest:
+        layout = self.federation.layout
+        return Manifest(
+            model_fingerprint=layout.fingerprint,
+            num_parameters=layout.num_parameters,
+            buffers=layout.buffer_spec,
+            clients={c.client_id: c.num_samples for c in self.federation.clients},
+            malicious=self.federation.malicious,
+            seed=self.loop.seed,
+            aggregator=self.aggregator.spec(),
+            server_lr=self.server_lr,
+            max_rounds=self.max_rounds,
+            sampler=None if self.sampler is None else self.sampler.spec(),
+            attack=None if self.attack is None else self.attack.spec(),
+            training=training_of(self.federation),
+            on_bad_update=self.on_bad_update,
+            execution=self.execution,
+            recipe=self.recipe,
+            versions=versions(),
+        )
+
+    def _require_same(self, recorded: Manifest, current: Manifest) -> None:
+        layout = self.federation.layout
+        self.history.check_model(layout.fingerprint, layout.num_parameters)
+        names = ("clients", "malicious", "seed", "aggregator", "server_lr", "max_rounds")
+        differences = [
+            name
+            for name in (*names, "sampler", "attack", "training", "on_bad_update")
+            if getattr(recorded, name) != getattr(current, name)
+        ]
+        if differences:
+            told = "; ".join(
+                f"{name}: {_short(getattr(recorded, name))} recorded, "
+                f"{_short(getattr(current, name))} now"
+                for name in differences
+            )
+            raise ConfigurationError(
+                f"Cannot resume, because this is another recording ({told}). "
+                "HINT: use the recorded settings, or an empty history."
+            )
+
+    def _round(self, t: int, weights: Tensor, log: MetricsLog) -> tuple[Tensor, float]:
+        """Do one round; return the next weights and the seconds spent, evaluation left out."""
+        loop, engine, ids = self.loop, self.engine, self.federation.client_ids
+        began = time.perf_counter()
+        cohort = ids if self.sampler is None else self.sampler.sample(ids, t, loop.seed)
+        logged: dict[str, float] = {}
+        ctx = engine.context(t, cohort, weights, logged.__setitem__)
+        loop.call("on_round_start", ctx)
+        memory = engine.attack.state_dict() if engine.attack is not None else {}
+        asking = time.perf_counter()
+        sent = engine.ask(ctx, cohort)
+        self.client_seconds += time.perf_counter() - asking
+        if not sent.client_ids:
+            raise UpdateError(
+                f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: the model "
+                "diverges; lower `server_lr` or use a robust aggregation rule."
+            )
+        loop.call("on_updates", ctx, sent)
+        record = RoundRecord(
+            round=t,
+            global_weights=weights,
+            client_ids=sent.client_ids,
+            updates=sent.updates,
+            num_samples=sent.num_samples,
+            aggregate=weights,  # until it is known
+            cohort=tuple(cohort),
+            refused=sent.refused,
+            departure=engine.executor.departure,
+        )
+        remembers = engine.aggregator.has_memory
+        # What has a memory sees the round as a resumed recording will.
+        decoded = remembers or self.detector is not None or bool(memory)
+        seen = self.history.as_stored(record) if decoded else record
+        if memory and engine.attack is not None:
+            engine.attack.load_state_dict(memory)
+            engine.remember(seen)
+        new, aggregate = engine.server_step(
+            ctx,
+            seen.updates if remembers else sent.updates,
+            sent.num_samples,
+            sent.client_ids,
+            weights,
+        )
+        engine.end_round()
+        buffers = engine.buffers
+        record = dataclasses.replace(record, aggregate=aggregate, buffers=buffers)
+        if self.detector is not None:
+            seen = dataclasses.replace(seen, aggregate=aggregate, buffers=buffers)
+            self.detector.observe(seen)
+        spent = time.perf_counter() - began
+        values, tested = {**sent.metrics, **logged}, dict[str, float]()
+        if loop.evaluates(t, self.max_rounds):
+            tested = loop.evaluate_curve(self.federation, new, self.attack, engine.buffers)
+        log.write(t, values, tested)
+        values = {**values, **tested}
+        began = time.perf_counter()
+        self.writer.write(record)
+        spent += time.perf_counter() - began
+        loop.call("on_round_end", ctx, values)
+        return new, spent
+
+
+def _ignore(name: str, value: float) -> None:
+    """Replaying a round logs nothing."""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

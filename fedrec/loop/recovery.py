@@ -1,0 +1,402 @@
+"""Recovery: step through the recorded rounds with a recoverer. Part of `FederatedLoop`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedrec._files import write_atomically
+from fedrec.aggregators.base import Aggregator
+from fedrec.attacks.base import Attack
+from fedrec.component import build
+from fedrec.exceptions import ConfigurationError, RecoveryError, ShapeError, expected
+from fedrec.federation import Federation
+from fedrec.functional.kernels._finite import nonfinite_rows
+from fedrec.history.background import RoundReader
+from fedrec.history.base import HistoryStore
+from fedrec.loop.checkpoint import lightning_checkpoint, load_state, on_device, save_state
+from fedrec.loop.context import recovery_context, require_cooperation
+from fedrec.loop.estimate_errors import EstimateErrors
+from fedrec.loop.footprint import recovery_bytes
+from fedrec.loop.interrupts import stop_between_rounds
+from fedrec.loop.logs import MetricsLog
+from fedrec.loop.recording import announce, require_same_plan, training_of
+from fedrec.loop.round import Engine
+from fedrec.metrics import CostLedger
+from fedrec.recoverers._gradients import warn_unless_gradients
+from fedrec.recoverers.base import Recoverer
+from fedrec.types import RunResult
+
+if TYPE_CHECKING:
+    from fedrec.loop import FederatedLoop
+
+__all__ = ["Recovery"]
+
+
+@dataclass(kw_only=True, eq=False)
+class Recovery:
+    """One call of `FederatedLoop.recover`; see there for the arguments."""
+
+    loop: FederatedLoop
+    federation: Federation
+    history: HistoryStore
+    recoverer: Recoverer
+    exclude: tuple[str, ...]
+    attack: Attack | None
+    name: str
+    resume: bool
+    max_rounds: int | None
+    server_lr: float | None
+    aggregator: Aggregator | None
+    batch_policy: str
+    on_bad_update: str
+
+    def run(self) -> RunResult:
+        """Recover, or go on recovering."""
+        loop, history = self.loop, self.history
+        self._prepare()
+        state = self._load() if self.resume else None
+        if state is not None:
+            torch.set_num_threads(state["execution"]["threads"])
+        weights = history.read_round(0, ()).global_weights.to(loop.device)
+        self.execution = {**loop.execution(), **self.engine.plan(weights, self.remaining)}
+        first, seconds, finished = 0, 0.0, False
+        if state is None:
+            began = time.perf_counter()
+            self.recoverer.start(history, self.remaining, self.rounds)
+            if self.recoverer.assumes_gradients:
+                warn_unless_gradients(self.federation, self.remaining, self.name)
+            weights = self.recoverer.initial_weights(history).to(loop.device)
+            self._forget_earlier_run()  # only now: a method that refuses to start destroys nothing
+            seconds = time.perf_counter() - began
+        else:
+            weights, first, seconds = self._restore(state)
+            finished = state["finished"]
+        self.estimate_errors = EstimateErrors(self.folder, first)
+        path = self.folder / "metrics.csv" if self.folder and loop.logger is not False else None
+        log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first, loop.metrics)
+        steps = list(self.recoverer.rounds(history, self.rounds))
+        self.steps = steps = steps[: loop.limit(len(steps))]
+        if state is None and steps and steps[0] > 0 and self.engine.buffers is not None:
+            # Rounds after the recording go on from the last one that counts.
+            last = history.read_round(min(steps[0], self.rounds) - 1, ()).to(loop.device)
+            self.engine.buffers = last.buffers
+        if not finished:
+            num_clients, size = len(self.remaining), self.federation.layout.num_parameters
+            kept = self.recoverer.kept_bytes(num_clients, size)
+            announce(loop, self.execution, recovery_bytes(num_clients, size, kept))
+        loop.call("on_recover_start", self.name, self.rounds, first)
+        if not finished:
+            weights, seconds = self._steps(steps, first, weights, seconds, log)
+            self._write_results(weights, seconds)
+        log.close()
+        result = RunResult(
+            name=self.name,
+            global_weights=weights,
+            rounds=state["rounds"] if state and finished else len(steps),
+            seconds=seconds,
+            curve=log.curve(),
+            execution=self.engine.execution_of(self.execution),
+            buffers=self.engine.buffers,
+            ledger=self.ledger,
+            diagnostics=state["diagnostics"]
+            if state and finished
+            else self.recoverer.diagnostics(),
+            client_seconds=self.client_seconds,
+            estimate_errors=tuple(self.estimate_errors.rows),
+        )
+        loop.call("on_recover_end", result)
+        return result
+
+    def _steps(
+        self, steps: Sequence[int], first: int, weights: Tensor, seconds: float, log: MetricsLog
+    ) -> tuple[Tensor, float]:
+        """Do the rounds that are left."""
+        saved = time.monotonic()
+        self.reader = RoundReader(
+            self.history, self.remaining, [t for t in steps if t >= first], self.loop.device
+        )
+        try:
+            with stop_between_rounds() as stop:
+                for t in steps:
+                    if t < first:
+                        continue
+                    weights, spent = self._round(t, weights, log)
+                    seconds += spent
+                    stopping = stop.signal is not None
+                    if stopping or time.monotonic() - saved >= self.loop.checkpoint_every:
+                        self._save(weights, t + 1, seconds)
+                        saved = time.monotonic()
+                    if stopping:
+                        kept = "nothing, for want of a run folder" if self.folder is None else "all"
+                        stop.obey(f"after round {t} of {self.name}", f"Stored: {kept}.")
+        finally:
+            self.reader.close()
+            self.estimate_errors.close()
+            log.close()
+        return weights, seconds
+
+    def _prepare(self) -> None:
+        """Check that everything fits together, and set up what `run` works with."""
+        loop, federation, manifest = self.loop, self.federation, self.history.manifest
+        layout = federation.layout
+        self.history.check_model(layout.fingerprint, layout.num_parameters)
+        self.recorded = recorded = len(self.history.rounds())
+        if recorded == 0:
+            raise ConfigurationError(
+                "The history has no round yet. HINT: record before you recover."
+            )
+        if self.max_rounds is not None and self.max_rounds > recorded:
+            raise ConfigurationError(
+                expected("max_rounds", f"at most the {recorded} recorded rounds", self.max_rounds)
+            )
+        self.rounds = loop.limit(self.max_rounds or recorded)
+        known = set(manifest.clients)
+        unknown = sorted(set(self.exclude) - known)
+        if unknown:
+            raise ConfigurationError(
+                expected("exclude", "ids of recorded clients", unknown, known=sorted(known)[:20])
+            )
+        absent = sorted(known - set(self.exclude) - set(federation.client_ids))
+        if absent:
+            raise ConfigurationError(
+                f"The federation lacks recorded clients {absent[:10]}. "
+                "HINT: exclude clients that have left."
+            )
+        self.remaining = tuple(c for c in manifest.clients if c not in set(self.exclude))
+        if not self.remaining:
+            raise ConfigurationError(
+                expected("exclude", "fewer than all clients", list(self.exclude))
+            )
+        forgotten = [c for c in self.history.forgotten if c in self.remaining]
+        if forgotten:
+            raise ConfigurationError(
+                f"Clients {forgotten} cannot take part: they were forgotten, and the history has "
+                "nothing of theirs. HINT: exclude them."
+            )
+        if self.recoverer.needs_server_data and federation.server_data is None:
+            raise ConfigurationError(
+                f"{type(self.recoverer).__name__} needs clean data at the server. "
+                "HINT: pass `server_data=` to the federation, or `server_samples=` to its data "
+                "module."
+            )
+        if self.recoverer.needs_excluded_client:
+            require_cooperation(self)
+        self._require_same_training()
+        attackers = federation.malicious if self.attack is not None else ()
+        self.engine = Engine(
+            federation=federation,
+            phase="recover",
+            executor=loop.choose_executor(),
+            aggregator=self.aggregator or build(manifest.aggregator, Aggregator, "aggregator"),
+            server_lr=self.server_lr or manifest.server_lr,
+            attack=self.attack,
+            malicious=frozenset(attackers) - frozenset(self.exclude),
+            seed=manifest.seed,
+            device=loop.device,
+            autocast=loop.autocast,
+            batch_policy=self.batch_policy,
+            on_bad_update=self.on_bad_update,
+        )
+        self.engine.average_buffers(manifest.buffers)
+        self.folder = None if loop.folder is None else loop.folder / "recover" / self.name
+        self.client_seconds: dict[str, float] = {}
+        self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
+
+    def _require_same_training(self) -> None:
+        """Refuse a federation that would not send what the recorded one would have sent."""
+        manifest, federation = self.history.manifest, self.federation
+        if self.attack is not None:
+            then, now = (
+                set(m) & set(self.remaining) for m in (manifest.malicious, federation.malicious)
+            )
+            if then != now:
+                raise ConfigurationError(
+                    f"Of the clients that take part, {sorted(then)} were malicious in the "
+                    f"recording, but {sorted(now)} are in this federation. HINT: build it with "
+                    "`malicious=history.manifest.malicious`."
+                )
+        if self.batch_policy == "fresh":
+            return
+        sizes = {client.client_id: client.num_samples for client in federation.clients}
+        other = [c for c in self.remaining if sizes[c] != manifest.clients[c]]
+        if other:
+            raise ConfigurationError(
+                f"Client {other[0]!r} had {manifest.clients[other[0]]} samples in the recording, "
+                f"but has {sizes[other[0]]} now, so that it would train on other batches. HINT: "
+                "build the federation from the same data, split in the same way; "
+                '`batch_policy="fresh"` gives up replaying the recorded batches.'
+            )
+        recorded, current = manifest.training, training_of(federation)
+        for client_id in self.remaining:
+            then_args = recorded.get(client_id, recorded.get("*", {}))
+            now_args = current.get(client_id, current.get("*", {}))
+            if then_args != now_args:
+                raise ConfigurationError(
+                    f"Client {client_id!r} trained with {dict(then_args)} in the recording, but "
+                    f"would with {dict(now_args)} now. HINT: build the federation with the same "
+                    'arguments; `batch_policy="fresh"` gives up replaying the recorded batches.'
+                )
+
+    def _rounds_of_clients(self) -> dict[str, int]:
+        """Count in how many rounds each remaining client originally took part."""
+        counts = dict.fromkeys(self.remaining, 0)
+        for t in range(self.rounds):
+            for client_id in self.history.present(t):
+                if client_id in counts:
+                    counts[client_id] += 1
+        if self.recoverer.needs_excluded_client:  # noted too, but with no rounds to save
+            counts |= dict.fromkeys(self.exclude, 0)
+        return counts
+
+    # -- one round ------------------------------------------------------------------------------
+
+    def _round(self, t: int, weights: Tensor, log: MetricsLog) -> tuple[Tensor, float]:
+        """Do one round; return the next weights and the seconds spent, evaluation left out."""
+        loop, engine = self.loop, self.engine
+        began = time.perf_counter()
+        # After the recording, all that remain may be asked.
+        cohort = self.reader.cohort(t) if t < self.recorded else self.remaining
+        logged: dict[str, float] = {}
+        new = weights
+        self.asked, self.comparing = 0, 0.0
+        if cohort:  # a round whose whole cohort is excluded makes no step
+            ctx = recovery_context(self, t, cohort, weights, logged)
+            loop.call("on_round_start", ctx)
+            new = self.recoverer.step(t, weights, ctx)
+            if new.shape != weights.shape:
+                raise ShapeError(
+                    f"Expected {self.name}.step to return shape {tuple(weights.shape)}, "
+                    f"but got {tuple(new.shape)}."
+                )
+            if nonfinite_rows(new[None]):
+                raise RecoveryError(
+                    f"{self.name} gave non-finite global weights in round {t}. "
+                    "HINT: ask clients more often (a smaller `correction_period`)."
+                )
+            engine.end_round()
+        spent = time.perf_counter() - began - self.comparing
+        values, tested = {"asked": float(self.asked), **logged}, dict[str, float]()
+        if loop.evaluates(t, self.rounds) or t == self.steps[-1]:
+            tested = loop.evaluate_curve(self.federation, new, self.attack, engine.buffers)
+        log.write(t, values, tested)
+        values = {**values, **tested}
+        if cohort:
+            loop.call("on_round_end", ctx, values)
+        return new, spent
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a checkpoint has to agree with."""
+        engine = self.engine
+        return {
+            "store_id": self.history.manifest.store_id,
+            "recoverer": self.recoverer.spec(),
+            "exclude": sorted(self.exclude),
+            "max_rounds": self.rounds,
+            "server_lr": engine.server_lr,
+            "aggregator": engine.aggregator.spec(),
+            "attack": None if self.attack is None else self.attack.spec(),
+            "batch_policy": self.batch_policy,
+            "on_bad_update": self.on_bad_update,
+        }
+
+    def _checkpoint(self) -> Path | None:
+        return None if self.folder is None else self.folder / "checkpoint.npz"
+
+    def _forget_earlier_run(self) -> None:
+        """Remove what an earlier recovery of this name left, so that it is never taken for ours."""
+        if self.folder is not None:
+            for name in ("checkpoint.npz", "diagnostics.csv", "ledger.csv", "model.ckpt"):
+                (self.folder / name).unlink(missing_ok=True)
+
+    def _load(self) -> dict[str, Any] | None:
+        """Read the checkpoint, if there is one, and check that it is of this recovery."""
+        path = self._checkpoint()
+        if path is None and not self.loop.fast_dev_run:
+            raise ConfigurationError(
+                "Cannot resume a recovery without a run folder. HINT: pass `default_root_dir=` to "
+                "the loop, in both runs."
+            )
+        if path is None or not path.exists():
+            return None
+        state = load_state(path)
+        current = self._identity()
+        differences = [k for k, v in current.items() if state["identity"].get(k) != v]
+        if differences:
+            raise ConfigurationError(
+                f"The checkpoint {path} is of another recovery (it differs in "
+                f"{', '.join(differences)}). HINT: use another `name`, or `resume=False`."
+            )
+        return state
+
+    def _restore(self, state: dict[str, Any]) -> tuple[Tensor, int, float]:
+        """Bring everything to where it was at the checkpoint."""
+        engine, device = self.engine, self.loop.device
+        require_same_plan(state["execution"], self.execution, "the recovery")
+        if not state["finished"]:
+            self.recoverer.load_state_dict(on_device(state["recoverer"], device))
+        engine.aggregator.load_state_dict(on_device(state["aggregator"], device))
+        if self.attack is not None:
+            self.attack.load_state_dict(on_device(state["attack"], device))
+        engine.last_aggregate = on_device(state["last_aggregate"], device)
+        engine.executor.departure = state["departure"]
+        if engine.buffers is not None:
+            engine.buffers = state["buffers"].to(device)
+        self.ledger.load_state_dict(state["ledger"])
+        self.client_seconds = dict(state["client_seconds"])
+        for callback, saved in zip(self.loop.callbacks, state["callbacks"], strict=False):
+            callback.load_state_dict(saved)
+        return state["weights"].to(device), state["next"], state["seconds"]
+
+    def _save(
+        self, weights: Tensor, next_round: int, seconds: float, finished: bool = False
+    ) -> None:
+        path = self._checkpoint()
+        if path is None:
+            return
+        engine = self.engine
+        save_state(
+            path,
+            {
+                "identity": self._identity(),
+                "execution": self.execution,
+                "next": next_round,
+                "seconds": seconds,
+                "client_seconds": self.client_seconds,
+                "finished": finished,
+                "rounds": len(self.steps),
+                "weights": weights,
+                # Pairs are large, and a finished recovery needs none.
+                "recoverer": {} if finished else self.recoverer.state_dict(),
+                "diagnostics": self.recoverer.diagnostics(),
+                "aggregator": engine.aggregator.state_dict(),
+                "attack": {} if self.attack is None else self.attack.state_dict(),
+                "last_aggregate": engine.last_aggregate,
+                "buffers": engine.buffers,
+                "buffer_spec": self.federation.layout.buffer_spec,
+                "departure": engine.executor.departure,
+                "ledger": self.ledger.state_dict(),
+                "callbacks": [callback.state_dict() for callback in self.loop.callbacks],
+            },
+        )
+
+    def _write_results(self, weights: Tensor, seconds: float) -> None:
+        """Write ledger and model, then mark the recovery as finished."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.ledger.to_csv(self.folder / "ledger.csv")
+        module = self.federation.module
+        self.federation.layout.load(module, weights)
+        if self.engine.buffers is not None:
+            self.federation.layout.load_buffers(module, self.engine.buffers)
+        write_atomically(self.folder / "model.ckpt", lightning_checkpoint(module, self.rounds))
+        self._save(weights, self.rounds, seconds, finished=True)

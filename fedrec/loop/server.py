@@ -1,0 +1,121 @@
+"""What the server computes with clean data of its own: training, and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.clients.base import Client
+from fedrec.clients.lightning import LightningClient
+from fedrec.clients.local import batch_of, generators_restored, training_step
+from fedrec.clients.state import state_of
+from fedrec.clients.trainer import LocalTrainer
+from fedrec.exceptions import AggregationError, ConfigurationError
+from fedrec.executors.sequential import SequentialExecutor
+from fedrec.federation import Federation
+from fedrec.types import CohortUpdates, LocalWork, RoundContext
+
+__all__ = ["require_lightning", "server_client", "server_loss", "trained"]
+
+_BATCH = 256
+
+
+def server_client(federation: Federation, method: str) -> LightningClient:
+    """Return a client that trains on the server's data as the first of the clients does on its.
+
+    Args:
+        federation: Clients and the server's data.
+        method: Names who needs it, in an error.
+
+    Raises:
+        ConfigurationError: If there are no such data, or no such client.
+    """
+    data = federation.server_data
+    num_samples = 0 if data is None else len(data)  # type: ignore[arg-type]
+    if data is None or num_samples == 0:
+        raise ConfigurationError(
+            f"{method} needs clean data at the server. HINT: pass `server_data=` to the "
+            "federation, or `server_samples=` to its data module."
+        )
+    for client in federation.clients:
+        if isinstance(client, LightningClient):
+            server = client.with_dataset(data)
+            server.client_id, server.num_samples = "server", num_samples
+            return server
+    raise ConfigurationError(
+        f"{method} lets the server train as its clients do, but none of them is a LightningClient, "
+        "which fedrec could train with other data. HINT: make one of them a LightningClient."
+    )
+
+
+def trained(server: Client, global_weights: Tensor, ctx: RoundContext) -> CohortUpdates:
+    """Let the server train from these weights, and check what comes out.
+
+    Raises:
+        AggregationError: If its update is not finite.
+    """
+    sent = SequentialExecutor().compute([server], global_weights, ctx)
+    if not bool(sent.updates.isfinite().all()):
+        raise AggregationError(
+            f"The server's own update of round {ctx.round} has NaN or infinity. Nothing of "
+            "this round was stored. HINT: training diverges; lower the learning rate."
+        )
+    return sent
+
+
+def require_lightning(work: LocalWork, clients: Sequence[Client]) -> None:
+    """Raise `ConfigurationError` if a client may not understand other work than usual."""
+    odd = next((c for c in clients if not isinstance(c, LightningClient)), None)
+    if odd is not None and not work.is_as_usual:
+        raise ConfigurationError(
+            f"Client {odd.client_id!r} is a {type(odd).__name__}, which fedrec cannot train with "
+            "another objective or learning rate. HINT: make it a LightningClient."
+        )
+
+
+def server_loss(
+    federation: Federation,
+    global_weights: Tensor,
+    buffers: Tensor | None,
+    device: torch.device,
+    method: str,
+) -> float:
+    """Return the mean loss of these weights, without training.
+
+    Args:
+        federation: The loss is that of its module's `training_step`, in evaluation mode.
+        global_weights: Shape $(d,)$.
+        buffers: Averaged buffers, shape $(b,)$, or `None`.
+        device: Where to compute.
+        method: Names who needs it, in an error.
+
+    Raises:
+        ConfigurationError: If the server has no data, or the module gives no loss.
+    """
+    server = server_client(federation, method)
+    module, layout = server.module, federation.layout
+    module.to(device)
+    layout.load(module, global_weights)
+    if buffers is not None:
+        layout.load_buffers(module, buffers)
+    state = state_of(module)
+    total = 0.0
+    try:
+        module.eval()
+        trainer = LocalTrainer(module, device=device)
+        with torch.no_grad(), generators_restored(device), trainer.attached():
+            for start in range(0, server.num_samples, _BATCH):
+                index = np.arange(start, min(start + _BATCH, server.num_samples))
+                loss = training_step(module, batch_of(server, module, index, device), 0)
+                if loss is None:
+                    raise ConfigurationError(
+                        f"{method} needs the loss of the model, but the `training_step` of "
+                        f"{type(module).__name__} skips a batch of the server's data."
+                    )
+                total += float(loss) * len(index)
+    finally:
+        state.restore()
+    return total / server.num_samples
