@@ -338,8 +338,8 @@ class VectorizedExecutor(Executor):
         }
         where = "" if client is None else f" (client {client!r} by {difference:.2g} of its size)"
         warnings.warn(
-            f"From round {ctx.round} on, clients are computed one after another, because of the "
-            f"faster way: {reason}{where}. The round was computed again.",
+            f"From round {ctx.round} on, clients are computed one after another, since computing "
+            f"them together is not right any more: {reason}{where}. The round was computed again.",
             FedrecWarning,
             stacklevel=2,
         )
