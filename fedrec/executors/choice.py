@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedrec.clients.batches import is_plain
 from fedrec.clients.local import LogMeans
 from fedrec.clients.state import ModuleState
 from fedrec.executors.batches import CannotJoinError
@@ -19,7 +21,7 @@ from fedrec.executors.grouped import refuse_shared_parameters, train_grouped
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.executors.stacked import train_stacked
 from fedrec.executors.tight_loop import train_in_a_loop
-from fedrec.executors.watch import CannotGroupError, refuse_hooks, traceless
+from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_hooks, traceless
 
 __all__ = ["PATHS", "Choice", "choose", "reason_of"]
 
@@ -92,6 +94,7 @@ class _Trial:
         count = len(cohort.clients)
         self.largest = max(len(steps[0]) for steps in cohort.batches)
         rows = [i * count // _NUM_TRIED for i in range(_NUM_TRIED)] if count > _NUM_TRIED else None
+        self.clients = cohort.clients
         self.cohort = cohort if rows is None else cohort.select(rows)
         self.state = state
         self.num_parameters = cohort.global_weights.numel()
@@ -115,9 +118,9 @@ class _Trial:
 
     def objection(self, path: str) -> str | None:
         """Say why a path is not right for these clients, or `None`."""
-        train, num_bytes = PATHS[path], list[int]()
+        train, watches = PATHS[path], list[SampleWatch]()
         if path == "grouped":
-            train = partial(train_grouped, num_bytes=num_bytes)
+            train = partial(train_grouped, watches=watches)
         try:
             if path != "loop":
                 refuse_hooks(self.cohort.module)
@@ -133,7 +136,19 @@ class _Trial:
             return "what it logs differs from the sequential values"
         if path != "grouped":
             return None
-        self.bytes_per_sample = sum(num_bytes) / sum(len(s[0]) for s in self.cohort.batches)
+        num_bytes = sum(watch.num_bytes for watch in watches)
+        self.bytes_per_sample = num_bytes / sum(len(s[0]) for s in self.cohort.batches)
+        return self._left_out({k: v for watch in watches for k, v in watch.left_out.items()})
+
+    def _left_out(self, labels: Mapping[int, int]) -> str | None:
+        """Say which labels that the loss leaves out a client has, as far as they lie in tensors."""
+        for client in self.clients:
+            if is_plain(client.dataset, client.collate_fn):
+                tensors: Any = client.dataset.tensors
+                for part, label in labels.items():
+                    if bool((tensors[part] == label).any()):
+                        name = client.client_id
+                        return f"its loss leaves out samples with label {label}, as {name!r} has"
         return None
 
     @property

@@ -29,7 +29,7 @@ def train_grouped(
     cohort: Cohort,
     updates: Tensor,
     logs: LogMeans,
-    num_bytes: list[int] | None = None,
+    watches: list[SampleWatch] | None = None,
 ) -> None:
     r"""Compute one step of plain SGD for all clients in one forward and backward pass.
 
@@ -43,7 +43,7 @@ def train_grouped(
         cohort: The clients.
         updates: Shape $(c, d)$, written in place.
         logs: Gets what was logged.
-        num_bytes: Gets how much memory the pass needs at most.
+        watches: Gets what has watched the pass.
 
     Raises:
         CannotGroupError: If a trainable parameter belongs to no supported layer, or to one that is
@@ -71,8 +71,8 @@ def train_grouped(
         for name, value in logged.items():
             if watch.parts_of_mean(f"what it logs as {name!r}", value, count) > 1:
                 logged[name] = value / count
-        if num_bytes is not None:
-            num_bytes.append(watch.num_bytes)
+        if watches is not None:
+            watches.append(watch)
         used = [sink for sink in sinks if sink.output is not None]
         parameters = {n: p for sink in sinks for n, p in sink.parameters.items()}
         found = torch.autograd.grad(

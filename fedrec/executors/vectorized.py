@@ -69,7 +69,7 @@ class VectorizedExecutor(Executor):
 
     `"grouped"` is refused where a trainable parameter is not used exactly once, by a `Linear`,
     `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, or where samples meet in any other way
-    than in one mean that the loss is linear in. `"vmap"` is refused by torch, for similar reasons,
+    than in one mean that the loss is linear in, or a client has labels that the loss leaves out. `"vmap"` is refused by torch, for similar reasons,
     and with optimisers that are not elementwise. All but `"sequential"` are refused where local
     training changes anything, parameters included but for the optimiser's step, or looks at its
     optimisers or at what it has logged; `"grouped"` and `"vmap"` also where it draws random

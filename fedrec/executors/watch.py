@@ -163,6 +163,7 @@ class SampleWatch(TorchDispatchMode):
     Attributes:
         num_bytes: Size of all results, and once more of what goes into layers with weights, as much
             as the gradients that are kept: an upper limit of what the pass needs.
+        left_out: Labels that a loss would leave out, by which part of the batch they are in.
 
     Raises:
         CannotGroupError: In the pass, where the result would depend on how samples are grouped
@@ -176,10 +177,19 @@ class SampleWatch(TorchDispatchMode):
         # Kinds by memory, then by what part of it a tensor is.
         self._kinds: dict[int, dict[tuple[Any, ...], Kind | None]] = {}
         self._calls: Any = _Calls(self)
-        for x in tree_leaves(batch):
+        self.left_out: dict[int, int] = {}
+        self._parts_of_batch: dict[tuple[Any, ...], int] = {}
+        for i, x in enumerate(tree_leaves(batch)):
             if isinstance(x, Tensor):
+                self._parts_of_batch[x.untyped_storage().data_ptr(), *_part(x)] = i
                 whole = x.ndim > 0 and x.shape[0] == num_samples
                 self._put(x, Samples(0) if whole else Mixed("a batch has parts of other sizes"))
+
+    def note_labels(self, labels: Tensor, ignored: int) -> None:
+        """Take note of the labels of a loss that would leave out those of one value."""
+        part = self._parts_of_batch.get((labels.untyped_storage().data_ptr(), *_part(labels)))
+        if part is not None:
+            self.left_out[part] = ignored
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -254,6 +264,8 @@ class SampleWatch(TorchDispatchMode):
         if reads and any(not isinstance(k, Constant) for k in kinds.values()):
             raise CannotGroupError(_READ)
         result = func(*args, **kwargs)
+        if func in _OF_LABELS:
+            self.note_labels(args[1], args[4])
         kind = None
         if kinds or rule is _FACTORY:
             kind = rule(Operation(func, args, kwargs, kinds, self.num_samples, result))
@@ -366,9 +378,10 @@ def _cross_entropy(watch: SampleWatch, args: Any, kwargs: Mapping[str, Any]) -> 
     fits = isinstance(kind, Samples) and kind.axis == 0 and watch.kind(labels) == kind
     if not fits or labels.is_floating_point() or labels.ndim != scores.ndim - 1:
         return None
+    ignored = kwargs.get("ignore_index", -100)
+    watch.note_labels(labels, ignored)
     with torch._C._DisableTorchDispatch():
-        ignored = bool((labels == kwargs.get("ignore_index", -100)).any())
-    return None if ignored else Mean()
+        return None if bool((labels == ignored).any()) else Mean()
 
 
 _SHORTCUTS: dict[Any, Callable[[SampleWatch, Any, Mapping[str, Any]], Kind | None]] = {
@@ -391,6 +404,7 @@ _SHORTCUTS: dict[Any, Callable[[SampleWatch, Any, Mapping[str, Any]], Kind | Non
 
 _UNSEEN = Mixed("it looks at a tensor in a way that fedrec does not see")
 _WRITTEN = Mixed("it writes into a part of a tensor")
+_OF_LABELS = (_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default)
 _FACTORY: Rule = rule_of(_aten.zeros.default)
 _functions: dict[Any, tuple[Rule, bool, bool, bool]] = {}
 

@@ -137,12 +137,14 @@ class WrongAfterwards(random_modules.Planned):
 
 
 def test_a_departure_excuses_nothing() -> None:
-    outcome = compare(plain_case("ignore_class"), WrongAfterwards(warn=False))
+    # Samples that are read one by one are not searched for such labels before the first round.
+    case = dataclasses.replace(plain_case("ignore_class"), data="plain")
+    outcome = compare(case, WrongAfterwards(warn=False))
     assert outcome.verdict == "update"
     assert outcome.departure is not None
     assert (outcome.round, outcome.rounds) == (outcome.departure["round"], 1)
     assert outcome.largest == pytest.approx(1, rel=1e-5)
-    assert compare(plain_case("ignore_class")).verdict == "agree"
+    assert compare(case).verdict == "agree"
 
 
 def test_a_difference_of_what_is_logged_is_found() -> None:

@@ -34,6 +34,8 @@ class Net(pl.LightningModule):
             loss = loss * (1 + 0.01 * torch.rand(()))
         if self.kind == "item":
             loss = loss if loss.item() > -1 else None
+        if self.kind == "ignored":
+            loss = functional.cross_entropy(logits, y, ignore_index=-1)
         if self.kind == "square":
             loss = loss**2
         if self.kind == "sum":
@@ -529,3 +531,25 @@ def test_an_error_in_a_client_names_it(make) -> None:
         executor.compute(made, weights, ctx)
     assert caught.value.__notes__ == ["while client 'c0' trained in round 4"]
     assert "log" not in vars(module)
+
+
+def test_labels_that_a_loss_leaves_out_are_looked_for_in_all_data() -> None:
+    """One sample of one client has such a label, and is not in the first batches."""
+    module = Net(kind="ignored")
+    made = clients(module, (20, 20, 20), batch_size=5)
+    x, y = made[1].dataset.tensors
+    ctx = RoundContext(
+        round=0,
+        phase="record",
+        client_ids=(),
+        global_weights=torch.zeros(0),
+        layout=ParameterVector(module),
+    )
+    late = next(i for i in range(20) if i not in made[1].batches(ctx)[0])
+    y = y.clone()
+    y[late] = -1
+    made[1] = made[1].with_dataset(TensorDataset(x, y))
+    plan, fast, slow = both(module, made)
+    assert plan["path"] == "vmap"
+    assert plan["refused"] == "grouped: its loss leaves out samples with label -1, as 'c1' has"
+    assert relative(fast, slow) < 1e-5
