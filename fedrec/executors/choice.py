@@ -39,11 +39,22 @@ _BUDGET_ELSEWHERE = 2 << 30
 
 @dataclass(frozen=True)
 class Choice:
-    """A path, how many clients it takes at once, and why those before it were refused."""
+    """A path, how many clients it takes at once, and why those before it were refused.
+
+    For `"grouped"` also whether the loss is a sum over samples, and no mean.
+    """
 
     path: str
     chunk_size: int | None = None
     refusals: tuple[str, ...] = ()
+    is_sum: bool | None = None
+
+    @property
+    def train(self) -> Train:
+        """The path's function."""
+        if self.path == "grouped":
+            return partial(train_grouped, is_sum=self.is_sum)
+        return PATHS[self.path]
 
 
 def choose(
@@ -74,7 +85,8 @@ def choose(
         else:
             reason = trial.objection(candidate)
         if reason is None:
-            return Choice(candidate, trial.chunk_size(candidate), tuple(refusals))
+            size = trial.chunk_size(candidate)
+            return Choice(candidate, size, tuple(refusals), trial.is_sum)
         refusals.append(f"{candidate}: {reason}")
     return Choice("sequential", refusals=tuple(refusals))
 
@@ -99,6 +111,7 @@ class _Trial:
         self.state = state
         self.num_parameters = cohort.global_weights.numel()
         self.bytes_per_sample = 1.0
+        self.is_sum: bool | None = None
         self.reference = SequentialExecutor().compute(
             self.cohort.clients, cohort.global_weights, cohort.ctx
         )
@@ -136,6 +149,7 @@ class _Trial:
             return "what it logs differs from the sequential values"
         if path != "grouped":
             return None
+        self.is_sum = any(watch.loss_is_sum for watch in watches)
         num_bytes = sum(watch.num_bytes for watch in watches)
         self.bytes_per_sample = num_bytes / sum(len(s[0]) for s in self.cohort.batches)
         return self._left_out({k: v for watch in watches for k, v in watch.left_out.items()})

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fedrec.clients.local import LogMeans, training_step
 from fedrec.executors.cohort import Cohort
+from fedrec.executors.kinds import Sum
 from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_custom_gradients
 
 __all__ = ["refuse_shared_parameters", "train_grouped"]
@@ -30,6 +31,7 @@ def train_grouped(
     updates: Tensor,
     logs: LogMeans,
     watches: list[SampleWatch] | None = None,
+    is_sum: bool | None = None,
 ) -> None:
     r"""Compute one step of plain SGD for all clients in one forward and backward pass.
 
@@ -44,6 +46,8 @@ def train_grouped(
         updates: Shape $(c, d)$, written in place.
         logs: Gets what was logged.
         watches: Gets what has watched the pass.
+        is_sum: Whether the loss was a sum over samples when it was tried, and no mean. A divisor
+            that is the number of samples in a pass by chance alone would make a mean of it.
 
     Raises:
         CannotGroupError: If a trainable parameter belongs to no supported layer, or to one that is
@@ -68,6 +72,9 @@ def train_grouped(
             raise CannotGroupError("training_step returned None")
         refuse_custom_gradients(loss)
         parts = watch.parts_of_mean("its loss", loss, count)
+        watch.loss_is_sum = isinstance(watch.kind(loss), Sum)
+        if is_sum is not None and watch.loss_is_sum is not is_sum:
+            raise CannotGroupError("its loss is a sum over samples once, and a mean another time")
         for name, value in logged.items():
             if watch.parts_of_mean(f"what it logs as {name!r}", value, count) > 1:
                 logged[name] = value / count

@@ -163,6 +163,7 @@ class SampleWatch(TorchDispatchMode):
     Attributes:
         num_bytes: Size of all results, and once more of what goes into layers with weights, as much
             as the gradients that are kept: an upper limit of what the pass needs.
+        loss_is_sum: Whether the loss is a sum over samples, and no mean.
         left_out: Labels that a loss would leave out, by which part of the batch they are in.
 
     Raises:
@@ -178,6 +179,7 @@ class SampleWatch(TorchDispatchMode):
         self._kinds: dict[int, dict[tuple[Any, ...], Kind | None]] = {}
         self._calls: Any = _Calls(self)
         self.left_out: dict[int, int] = {}
+        self.loss_is_sum = False
         self._parts_of_batch: dict[tuple[Any, ...], int] = {}
         for i, x in enumerate(tree_leaves(batch)):
             if isinstance(x, Tensor):

@@ -34,6 +34,8 @@ class Net(pl.LightningModule):
             loss = loss * (1 + 0.01 * torch.rand(()))
         if self.kind == "item":
             loss = loss if loss.item() > -1 else None
+        if self.kind == "tenth":
+            loss = functional.cross_entropy(logits, y, reduction="sum") / 10
         if self.kind == "ignored":
             loss = functional.cross_entropy(logits, y, ignore_index=-1)
         if self.kind == "square":
@@ -552,4 +554,18 @@ def test_labels_that_a_loss_leaves_out_are_looked_for_in_all_data() -> None:
     plan, fast, slow = both(module, made)
     assert plan["path"] == "vmap"
     assert plan["refused"] == "grouped: its loss leaves out samples with label -1, as 'c1' has"
+    assert relative(fast, slow) < 1e-5
+
+
+def test_a_divisor_that_is_the_number_of_samples_by_chance_makes_no_mean() -> None:
+    """Two clients have ten samples together; all four, which are tried, have twenty."""
+    module = Net(kind="tenth")
+    made = clients(module, (20, 20, 20, 20), batch_size=5)
+    executor = VectorizedExecutor(chunk_size=2)
+    with pytest.warns(FedrecWarning, match="a sum over samples once, and a mean another time"):
+        plan, fast, slow = both(module, made, executor)
+    assert plan["path"] == "grouped"
+    assert relative(fast, slow) < 1e-5
+    assert executor.departure is not None
+    plan, fast, slow = both(module, made, VectorizedExecutor(chunk_size=4))
     assert relative(fast, slow) < 1e-5
