@@ -7,6 +7,7 @@ import logging
 import pickle
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -210,7 +211,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @dataclass(eq=False)
-class _Part:
+class _Part(ABC):
     """One object, and what it held."""
 
     name: str
@@ -221,8 +222,9 @@ class _Part:
         if self.has_changed():
             yield self.name
 
+    @abstractmethod
     def has_changed(self) -> bool:
-        raise NotImplementedError
+        """Whether it holds anything else now."""
 
     def restore(self) -> None:
         if self.has_changed():

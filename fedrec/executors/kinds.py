@@ -526,18 +526,14 @@ def _product_of(op: Operation, a: Tensor, b: Tensor) -> Kind | None:
     batched = a.ndim == 3
     if isinstance(left, Samples) and isinstance(right, Samples):
         return left if batched and left == right and left.axis == 0 else mixed
-    if isinstance(left, Samples):
-        if left.axis == a.ndim - 1:
-            return mixed  # the dimension that is summed over
-        if batched and left.axis == 0 and not is_even(b, 0, op.kind(b)):
-            return Mixed(f"`{op.name}` tells samples apart by their position in the batch")
-        return left
-    assert isinstance(right, Samples)
-    if right.axis == (1 if batched else 0):
+    of_left = isinstance(left, Samples)
+    kind, other = (left, b) if of_left else (right, a)
+    summed = a.ndim - 1 if of_left else int(batched)  # the dimension that is summed over
+    if not isinstance(kind, Samples) or kind.axis == summed:
         return mixed
-    if batched and right.axis == 0 and not is_even(a, 0, op.kind(a)):
+    if batched and kind.axis == 0 and not is_even(other, 0, op.kind(other)):
         return Mixed(f"`{op.name}` tells samples apart by their position in the batch")
-    return right
+    return kind
 
 
 # -- look-ups --------------------------------------------------------------------------------------
