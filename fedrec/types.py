@@ -126,49 +126,11 @@ class CohortUpdates:
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: Tensor | None = None
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RoundRecord:
-    """One round as the server stored it.
-
-    Args:
-        round: Round $t$, 0-based.
-        global_weights: Global weights at the start of the round, shape $(d,)$.
-        client_ids: The $m$ clients whose updates were aggregated, in row order.
-        updates: What they sent, shape $(m, d)$; possibly of fewer clients when read that way.
-        num_samples: Shape $(m,)$, int64.
-        aggregate: What the aggregation rule returned, shape $(d,)$.
-        cohort: Clients that were asked, in order; by default `client_ids`, then those refused.
-        refused: Clients that were asked and not used, with the reason.
-        buffers: Averaged buffers after the round, shape $(b,)$, or `None`.
-        departure: If the executor had left its plan by then: see `Executor.departure`.
-    """
-
-    round: int
-    global_weights: Tensor
-    client_ids: tuple[str, ...]
-    updates: Tensor
-    num_samples: Tensor
-    aggregate: Tensor
-    cohort: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-    buffers: Tensor | None = None
-    departure: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.cohort:
-            object.__setattr__(self, "cohort", (*self.client_ids, *self.refused))
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Clients whose updates were aggregated, also where not all of them were read."""
-        return tuple(c for c in self.cohort if c not in self.refused)
-
-    def select(self, client_ids: Sequence[str]) -> RoundRecord:
-        """Return the record with only these clients' updates, in this order; itself if it is so.
+    def select(self, client_ids: Sequence[str]) -> CohortUpdates:
+        """Return these clients' part, in this order, and all refusals; itself if it is so.
 
         Raises:
-            KeyError: If one of them did not take part in the round.
+            KeyError: If one of them is not among `client_ids`.
         """
         if tuple(client_ids) == self.client_ids:
             return self
@@ -179,7 +141,69 @@ class RoundRecord:
             client_ids=tuple(client_ids),
             updates=self.updates[rows],
             num_samples=self.num_samples[rows],
+            buffers=None if self.buffers is None else self.buffers[rows],
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundRecord:
+    """One round as the server stored it.
+
+    Args:
+        round: Round $t$, 0-based.
+        global_weights: Global weights at the start of the round, shape $(d,)$.
+        sent: What the clients sent that were aggregated; of fewer of them when read that way.
+        aggregate: What the aggregation rule returned, shape $(d,)$.
+        cohort: Clients that were asked, in order; by default those of `sent`, then those refused.
+        buffers: Averaged buffers after the round, shape $(b,)$, or `None`.
+        departure: If the executor had left its plan by then: see `Executor.departure`.
+    """
+
+    round: int
+    global_weights: Tensor
+    sent: CohortUpdates
+    aggregate: Tensor
+    cohort: tuple[str, ...] = ()
+    buffers: Tensor | None = None
+    departure: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cohort:
+            object.__setattr__(self, "cohort", (*self.client_ids, *self.refused))
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """Clients whose updates are here, in row order."""
+        return self.sent.client_ids
+
+    @property
+    def updates(self) -> Tensor:
+        """Their updates, shape $(m, d)$."""
+        return self.sent.updates
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Their sizes, shape $(m,)$, int64."""
+        return self.sent.num_samples
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Clients that were asked and not used, with the reason."""
+        return self.sent.refused
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Clients whose updates were aggregated, also where not all of them were read."""
+        return tuple(c for c in self.cohort if c not in self.refused)
+
+    def select(self, client_ids: Sequence[str]) -> RoundRecord:
+        """Return the record with only these clients' updates, in this order; itself if it is so.
+
+        Raises:
+            KeyError: If one of them is not among `client_ids`.
+        """
+        sent = self.sent.select(client_ids)
+        return self if sent is self.sent else replace(self, sent=sent)
 
     def to(self, device: torch.device) -> RoundRecord:
         """Return the record with its tensors on a device; itself if they are there."""
@@ -188,7 +212,7 @@ class RoundRecord:
         return replace(
             self,
             global_weights=self.global_weights.to(device),
-            updates=self.updates.to(device),
+            sent=replace(self.sent, updates=self.updates.to(device)),
             aggregate=self.aggregate.to(device),
             buffers=None if self.buffers is None else self.buffers.to(device),
         )
