@@ -77,7 +77,7 @@ class Detector(Component, ABC):
         self.reset(history.manifest.malicious if truth is None else truth)
         keep = history.manifest.keep
         for t in history.rounds():
-            if keep and self.needs_updates and len(history.kept(t)) < len(history.present(t)):
+            if keep and self.needs_updates and history.index(t).lost:
                 raise ConfigurationError(
                     f"{type(self).__name__} needs the updates of every round, but the history did "
                     f"not keep all of round {t} (keep={dict(keep)}). HINT: let it watch the "
