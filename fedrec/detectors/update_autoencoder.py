@@ -51,7 +51,6 @@ class UpdateAutoencoder(ScoreDetector):
             earliest.
         threshold: Above this average a client is flagged, in robust standard deviations.
         start_round: Rounds before this are not looked at.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
         seed: Seed of the coordinates and of the initial weights.
 
     Raises:
@@ -77,10 +76,9 @@ class UpdateAutoencoder(ScoreDetector):
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,
-        action: str = "report",
         seed: int = 0,
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
         self.num_features = check_int("num_features", num_features, minimum=2)
         self.hidden = check_int("hidden", hidden, minimum=1)
         self.code = check_int("code", code, minimum=1)

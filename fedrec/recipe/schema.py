@@ -112,6 +112,11 @@ class Parts:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     remarks: Sequence[str] = ()
 
+    @property
+    def stop_on_detection(self) -> bool:
+        """Whether the detector watches the recording, and its decision ends it."""
+        return bool(self.record.get("stop_on_detection"))
+
 
 def load_recipe(
     path: str | Path, overrides: Iterable[str] = (), allow: Iterable[str] = ()
@@ -231,7 +236,7 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
         make.construct(cls, {**init, **path}, "history.init_args")
     loop = arguments("loop", FederatedLoop, _LOOP, FederatedLoop, logger=_LOGGER)
-    required = partial(check_recording, max_rounds=1, server_lr=1.0)
+    required = partial(check_recording, max_rounds=1, server_lr=1.0, detector=detector)
     record = arguments("record", FederatedLoop.record, _RECORD, required)
     recover, exclude = _recover(config, make)
     parts = Parts(

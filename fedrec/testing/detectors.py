@@ -85,8 +85,6 @@ class DetectorContract(ComponentContract):
         detector.reset(malicious)
         for record in records:
             detector.observe(record)
-            if detector.action == "stop" and detector.result().round is not None:
-                break
         return detector.result()
 
     @staticmethod
@@ -176,6 +174,4 @@ class DetectorContract(ComponentContract):
         detector.reset(self.malicious)
         for record in records:
             detector.observe(record)
-            if detector.action == "stop" and detector.result().round is not None:
-                break
         self.check_same(detector.result(), self.watch(records, self.malicious))

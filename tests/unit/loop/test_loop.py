@@ -694,12 +694,14 @@ def test_fast_dev_run_does_three_rounds_and_writes_nothing(tmp_path: Path) -> No
 
 
 def test_a_deciding_detector_can_stop_the_recording() -> None:
-    class Early(KnownMalicious):
-        action = "stop"
-
-    _, history, result = record(detector=Early(ids=["q1"]))
+    _, history, result = record(detector=KnownMalicious(ids=["q1"]), stop_on_detection=True)
     assert result.detection.malicious == ("q1",)
     assert len(history.rounds()) == result.rounds == 1
+
+
+def test_stopping_on_detection_needs_a_detector() -> None:
+    with pytest.raises(ConfigurationError, match="Expected `stop_on_detection` to be false"):
+        record(stop_on_detection=True)
 
 
 def test_verdict_can_be_handed_to_recover() -> None:
