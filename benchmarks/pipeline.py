@@ -166,7 +166,7 @@ def compare(
         len(pairs) // 2
     ]
     acp = recovery[1].ledger.acp() if recovery[1].ledger is not None else 0.0
-    ideal = 1 / (1 - acp / 100)
+    ideal = 1 / (1 - acp)
     gain: list[object] = [ratio, ideal, f"{100 * ratio / ideal:.0f}", acp]
     empty: list[object] = [""] * 4
     return [

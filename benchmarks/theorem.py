@@ -157,7 +157,7 @@ def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]
                 f"{distances[-1]:.2g}",
                 f"{distances[-1] / bounds[-1]:.2g}",
                 f"{max(d / b for d, b in zip(distances[1:], bounds[1:], strict=True)):.2g}",
-                f"{result.ledger.acp():.1f}",
+                f"{result.ledger.acp():.3f}",
             )
         )
     return rows

@@ -90,7 +90,7 @@ class FederatedLoop:
         2
         >>> result = loop.recover(federation, history, HistoricalOnly(), exclude=["client-0"])
         >>> result.ledger.acp()
-        100.0
+        1.0
     """
 
     def __init__(

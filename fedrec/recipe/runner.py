@@ -75,7 +75,7 @@ def run(
         progress: `False` for no progress bars, whatever the recipe says.
 
     Returns:
-        What `results.json` holds: fractions in [0, 1], ACP in percent.
+        What `results.json` holds: all rates, ACP too, as fractions in [0, 1].
 
     Raises:
         ConfigurationError: If the folder holds another recording or is in use, or a step lacks one.

@@ -119,7 +119,7 @@ class RecovererContract:
         for entry in result.ledger.entries:
             metered[entry.client_id] += 1
         assert metered == asked
-        saved = [100 * (ROUNDS - asked[c]) / ROUNDS for c in remaining]
+        saved = [(ROUNDS - asked[c]) / ROUNDS for c in remaining]
         assert abs(result.ledger.acp() - sum(saved) / len(saved)) < 1e-9
 
     def test_all_rounds_exact_and_nobody_excluded_is_the_recording(self) -> None:

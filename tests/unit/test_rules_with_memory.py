@@ -155,7 +155,7 @@ def test_fedrecover_asks_little_and_comes_close_to_training_from_scratch(tmp_pat
         recovered.global_weights, scratch.global_weights, rtol=5e-3, atol=1e-3
     )
     assert not torch.allclose(recovered.global_weights, result.global_weights, atol=1e-2)
-    assert recovered.ledger.acp() > 50
+    assert recovered.ledger.acp() > 0.5
     with pytest.raises(KeyboardInterrupt):
         runs[1](*args, name="cut")
     resumed = runs[2](*args, name="cut", resume=True)

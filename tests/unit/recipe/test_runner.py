@@ -131,10 +131,10 @@ def test_costs_are_those_of_the_schedule(finished: Path) -> None:
         3,
         1,
     )
-    assert some["acp"] == pytest.approx(100 * (1 - (4 + reasons["fallback"]) / 8))
+    assert some["acp"] == pytest.approx(1 - (4 + reasons["fallback"]) / 8)
     assert (scratch["acp"], scratch["cp_min"], scratch["cp_max"]) == (0, 0, 0)
     assert scratch["exact_rounds_by_reason"]["scratch"] == 8
-    assert replay["acp"] == 100
+    assert replay["acp"] == 1
 
 
 def test_the_stored_recipe_is_resolved_and_runs_again(finished: Path) -> None:
