@@ -43,8 +43,8 @@ def _made_in_federation(case: Any, path: Path) -> set[type]:
     return {type(client) for client in case.make_federation().clients}
 
 
-# Kernels alone, which import packages that may not be there.
-_OPTIONAL = ("fedrec.functional.kernels._numba", "fedrec.functional.kernels._triton")
+# Kernels alone, which import a package that may not be there.
+_OPTIONAL = "fedrec.functional.kernels._numba"
 
 FAMILIES: list[tuple[type, type, Callable[[Any, Path], set[type]]]] = [
     (Aggregator, AggregatorContract, _made),
