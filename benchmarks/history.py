@@ -36,8 +36,8 @@ from fedrec.history import HistoryStore, LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import read_ahead
 from fedrec.loop import FederatedLoop
 from fedrec.loop.runtime import keep_freed_memory
-from fedrec.recoverers import FedRecover
-from fedrec.types import RecoveryContext, RoundRecord
+from fedrec.recoverers import FedRecover, RecoveryContext
+from fedrec.types import RoundRecord
 
 CPU = torch.device("cpu")
 STORES = ("memory", "float32", "float16", "int8", "int8+zstd")

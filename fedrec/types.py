@@ -1,4 +1,4 @@
-"""The values that travel between components: contexts, updates, records, results.
+"""The values that travel between components: the context of a round, updates, records, results.
 
 Letters used in shapes: $n$ all clients, $m$ clients of a round, $d$ trainable parameters,
 $b$ values of averaged buffers, $t$ a round (0-based).
@@ -21,19 +21,15 @@ from fedrec.random import torch_generator
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    from fedrec.aggregators.base import Aggregator
-    from fedrec.clients.objective import LocalObjective
-    from fedrec.loop.estimate_errors import EstimateError
+    from fedrec.clients.objective import LocalWork
     from fedrec.metrics.cost import CostLedger
+    from fedrec.metrics.estimate_errors import EstimateError
 
 __all__ = [
-    "AttackContext",
     "ClientUpdate",
     "CohortUpdates",
     "Detection",
-    "LocalWork",
     "Phase",
-    "RecoveryContext",
     "RoundContext",
     "RoundRecord",
     "RunResult",
@@ -44,33 +40,6 @@ Phase = Literal["record", "recover"]
 
 def _discard(name: str, value: float) -> None:
     """Log to nowhere: the default of a context that was made by hand."""
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """Local training other than the recorded one, for one call of `RecoveryContext.exact`.
-
-    What is `None` stays as the client has it.
-
-    Args:
-        local_steps: Mini-batch steps each client takes, at least 1.
-        local_epochs: Passes over the data instead, at least 1.
-        batch_size: Samples per batch, at least 1.
-        lr: Learning rate of the module's optimizer, constant (its schedulers are left out); what
-            was subtracted is divided by it.
-        objective: What to strive for instead of the module's own loss.
-    """
-
-    local_steps: int | None = None
-    local_epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    objective: LocalObjective | None = None
-
-    @property
-    def is_as_usual(self) -> bool:
-        """Whether nothing differs but the number of local steps."""
-        return self == LocalWork(self.local_steps)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,73 +87,6 @@ class RoundContext:
     def autocast_is_off(self) -> bool:
         """Whether computing is in plain float32."""
         return self.autocast is nullcontext
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AttackContext(RoundContext):
-    """What a full-knowledge attacker knows on top of a `RoundContext`.
-
-    Args:
-        aggregator: The aggregation rule of the server.
-        server_lr: Learning rate of the server step.
-        last_aggregate: Aggregate of the round before, shape $(d,)$, or `None` in the first round.
-        num_malicious: Malicious clients that take part in this phase.
-        num_malicious_total: Malicious clients of the recording, the detected ones included.
-        cohort_size: Clients asked in this round, those whose updates are not shown included.
-        cohort_malicious: Malicious clients among them.
-    """
-
-    aggregator: Aggregator | None = None
-    server_lr: float = 1.0
-    last_aggregate: Tensor | None = None
-    num_malicious: int = 0
-    num_malicious_total: int = 0
-    cohort_size: int = 0
-    cohort_malicious: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RecoveryContext(RoundContext):
-    """What a recoverer works with: history, the metered door to clients, and the server step.
-
-    Args:
-        history: `history(t, client_ids=None)` reads a round of the recording; by default the
-            clients that take part in this round of the recovery and whose updates the history
-            kept. The tensors must not be changed: another call may return the same ones.
-        exact: `exact(client_ids, reason, work=None)` asks clients for their exact updates and
-            meters every call. Reasons: see `fedrec.metrics.REASONS`.
-        train_at_server: `train_at_server(global_weights, work=None, dataset=None)` lets the server
-            train on its clean data, or this part of it, as a client would, and returns its update,
-            shape $(d,)$. It costs clients nothing.
-        server_loss: `server_loss(global_weights)` returns the mean loss of these weights on the
-            server's clean data.
-        compare: `compare(client_ids, estimates)` notes how far these clients' estimated updates,
-            shape $(m', d)$, are from the exact ones, which are computed for this alone: in
-            simulation, at no cost, unseen by the recoverer. See `RunResult.estimate_errors`.
-        local_steps: `local_steps(client_ids)` returns how many steps each of these clients takes in
-            its own local training, a list of numbers.
-        server_step: `server_step(updates, client_ids=None, global_weights=None)` aggregates one
-            row per client of this round and returns the next global weights, shape $(d,)$.
-        coefficients: `coefficients(client_ids)` returns what the aggregation rule multiplies these
-            clients' rows with, shape $(m',)$, or `None` for a rule that is no such sum.
-        apply: `apply(aggregate)` does the server step with an aggregate that is already there.
-        max_rounds: Number of rounds $T$ of this recovery.
-        excluded: Clients that are left out.
-        server_lr: Learning rate of the server step.
-    """
-
-    history: Callable[..., RoundRecord]
-    exact: Callable[..., CohortUpdates]
-    train_at_server: Callable[..., Tensor]
-    server_loss: Callable[[Tensor], float]
-    compare: Callable[[Sequence[str], Tensor], None]
-    local_steps: Callable[[Sequence[str]], list[int]]
-    server_step: Callable[..., Tensor]
-    coefficients: Callable[[Sequence[str]], Tensor | None]
-    apply: Callable[[Tensor], Tensor]
-    max_rounds: int
-    excluded: tuple[str, ...] = ()
-    server_lr: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedrec.aggregators.base import AggregationContext, Aggregator
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.clients.base import Client
 from fedrec.clients.batches import is_plain
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import random_numbers
+from fedrec.clients.objective import LocalWork
 from fedrec.clients.state import state_of
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
@@ -30,14 +31,7 @@ from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.loop.server import require_lightning, server_client, trained
 from fedrec.parameters import ParameterVector, averageable_buffers
-from fedrec.types import (
-    AttackContext,
-    CohortUpdates,
-    LocalWork,
-    Phase,
-    RoundContext,
-    RoundRecord,
-)
+from fedrec.types import CohortUpdates, Phase, RoundContext, RoundRecord
 
 __all__ = ["Engine"]
 
