@@ -36,7 +36,7 @@ from fedrec.types import RunResult
 
 RULES: dict[str, Callable[[], Aggregator]] = {
     "fedavg": FedAvg,
-    "trimmed-mean": lambda: TrimmedMean(0.2),
+    "trimmed-mean": lambda: TrimmedMean(trim=0.2),
     "median": Median,
 }
 PARTS = {

@@ -53,6 +53,7 @@ class Auror(ScoreDetector):
 
     def __init__(
         self,
+        *,
         alpha: float = 3.5,
         find_rounds: int = 10,
         window: int = 10,

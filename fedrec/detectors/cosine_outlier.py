@@ -39,6 +39,7 @@ class CosineOutlier(ScoreDetector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,

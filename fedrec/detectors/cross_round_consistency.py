@@ -53,6 +53,7 @@ class CrossRoundConsistency(ScoreDetector):
 
     def __init__(
         self,
+        *,
         measure: str = "cosine",
         window: int = 10,
         threshold: float = 3.5,

@@ -28,11 +28,11 @@ class Ensemble(Detector):
 
     Examples:
         >>> from fedrec.detectors import KnownMalicious
-        >>> Ensemble([KnownMalicious(["a"]), KnownMalicious(["a", "b"])], votes=2).votes
+        >>> Ensemble([KnownMalicious(ids=["a"]), KnownMalicious(ids=["a", "b"])], votes=2).votes
         2
     """
 
-    def __init__(self, detectors: Sequence[Detector], votes: int | None = None) -> None:
+    def __init__(self, detectors: Sequence[Detector], *, votes: int | None = None) -> None:
         detectors = tuple(detectors)
         if not detectors or not all(isinstance(d, Detector) for d in detectors):
             raise ConfigurationError(

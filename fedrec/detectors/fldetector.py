@@ -79,6 +79,7 @@ class FLDetector(Detector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         buffer_size: int = 10,
         start_round: int = 20,

@@ -53,6 +53,7 @@ class Mahalanobis(ScoreDetector):
 
     def __init__(
         self,
+        *,
         num_components: int = 2,
         projection: str = "pca",
         window: int = 10,

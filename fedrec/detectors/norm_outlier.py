@@ -53,6 +53,7 @@ class NormOutlier(ScoreDetector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 3.5,
         two_sided: bool = False,

@@ -45,6 +45,7 @@ class ScoreDetector(Detector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,

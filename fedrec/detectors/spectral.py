@@ -50,6 +50,7 @@ class Spectral(ScoreDetector):
 
     def __init__(
         self,
+        *,
         num_coordinates: int | None = None,
         window: int = 10,
         threshold: float = 3.5,

@@ -54,6 +54,7 @@ class SybilSimilarity(ScoreDetector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 6.0,
         start_round: int = 0,

@@ -67,6 +67,7 @@ class UpdateAutoencoder(ScoreDetector):
 
     def __init__(
         self,
+        *,
         num_features: int = 64,
         hidden: int = 32,
         code: int = 8,
@@ -132,7 +133,9 @@ class UpdateAutoencoder(ScoreDetector):
 
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(key(self.seed, "autoencoder") % 2**63)
-            model = Autoencoder(examples.shape[1], self.hidden, self.code, self.lr)
+            model = Autoencoder(
+                num_features=examples.shape[1], hidden=self.hidden, code=self.code, lr=self.lr
+            )
             optimizer = model.configure_optimizers()
             for step in range(self.epochs):
                 optimizer.zero_grad()

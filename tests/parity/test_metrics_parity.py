@@ -16,7 +16,7 @@ def test_rates(seed: int) -> None:
     true = rng.integers(0, 7, size=257)
     target_label = int(rng.integers(0, 7))
 
-    ter, asr = TestErrorRate(), AttackSuccessRate(target_label)
+    ter, asr = TestErrorRate(), AttackSuccessRate(target_label=target_label)
     for rows in np.array_split(np.arange(257), 4):
         batch = torch.from_numpy(scores[rows]), torch.from_numpy(true[rows])
         ter.update(*batch)

@@ -35,7 +35,7 @@ RULES: dict[str, Aggregator] = {
     "FedAvgM": FedAvgM(TrimmedMean(trim=1), momentum=0.6),
     "FedAdam": FedAdam(FedAvg(), tau=0.1),
     "FedYogi": FedYogi(FedAvg(), tau=0.1),
-    "ServerOptimizer": ServerOptimizer(Median(), "AdamW"),
+    "ServerOptimizer": ServerOptimizer(Median(), optimizer="AdamW"),
     "FoolsGold": FoolsGold(),
     "nested": FedAvgM(Bucketing(CenteredClipping(tau=0.5)), momentum=0.6),
 }

@@ -170,7 +170,7 @@ class Sick(QuadraticClient):
 def sick(sends: torch.Tensor) -> Federation:
     good = quadratic_federation(num_malicious=0)
     clients = list(good.clients)
-    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, 2)
+    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, num_samples=2)
     clients[1].sends = sends
     return Federation(clients, good.module)
 
@@ -418,7 +418,7 @@ def test_diverging_training_stops_before_anything_useless_is_stored() -> None:
 def test_one_bad_client_does_not_make_attackers_look_bad() -> None:
     good = quadratic_federation(num_malicious=1)
     clients = list(good.clients)
-    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, 2)
+    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, num_samples=2)
     federation = Federation(clients, good.module, malicious=good.malicious)
     attack = TrimAttack()
     _, history, _ = record(federation, attack=attack, on_bad_update="drop")
