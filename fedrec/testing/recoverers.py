@@ -28,7 +28,7 @@ ROUNDS = 12
 class _StopAfter(Callback):
     """Behaves as if the user had pressed Ctrl-C at the end of a round."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, *, count: int) -> None:
         self.count = count
         self.round = -1
 
@@ -119,7 +119,7 @@ class RecovererContract:
         for entry in result.ledger.entries:
             metered[entry.client_id] += 1
         assert metered == asked
-        saved = [100 * (ROUNDS - asked[c]) / ROUNDS for c in remaining]
+        saved = [(ROUNDS - asked[c]) / ROUNDS for c in remaining]
         assert abs(result.ledger.acp() - sum(saved) / len(saved)) < 1e-9
 
     def test_all_rounds_exact_and_nobody_excluded_is_the_recording(self) -> None:
@@ -145,7 +145,7 @@ class RecovererContract:
         federation, history, _ = self.record()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            stop = _StopAfter(max(1, whole[1].rounds * 2 // 3))
+            stop = _StopAfter(count=max(1, whole[1].rounds * 2 // 3))
             with contextlib.suppress(KeyboardInterrupt):
                 self.make_loop(folder, stop).recover(
                     federation, history, self.make(), federation.malicious

@@ -30,7 +30,7 @@ class _Named(VectorModule):
     """The same parameters by another name."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size)
+        super().__init__(size=size)
         self.other = self.weight
         del self.weight
 

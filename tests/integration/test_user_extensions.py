@@ -126,7 +126,7 @@ def test_own_components_run_from_a_recipe(project: Path) -> None:
     results = json.loads((project / "runs" / "mine" / "results.json").read_text())
     assert [m["name"] for m in results["methods"]] == ["EveryOther", "TrainFromScratch"]
     # Rounds 0 and 5 of 10 were asked for.
-    assert results["methods"][0]["acp"] == pytest.approx(80.0)
+    assert results["methods"][0]["acp"] == pytest.approx(0.8)
     assert results["methods"][0]["exact_rounds_by_reason"]["other"] == 2.0
     assert len(results["detection"]["malicious"]) == 1
     manifest = results["recipe"]["aggregator"]
