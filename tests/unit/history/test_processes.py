@@ -206,7 +206,7 @@ for t in range(60):
         assert (found.updates == np.float32(t) + ramp).all()
         assert (found.aggregate == found.updates[0] + 2).all()
     assert seen == sorted(seen)
-    assert writer.wait(timeout=30) == 0
+    assert writer.wait() == 0
     assert reader.verify() == range(60)
     reader.close()
 
@@ -232,7 +232,7 @@ sys.stdin.read()
         store.write_round(arrays(2))
     assert store.verify() == range(2)  # reading goes on
     writer.kill()
-    writer.wait(timeout=30)
+    writer.wait()
     store.write_round(arrays(2))
     assert store.rounds() == range(3)
     store.close()
@@ -256,7 +256,7 @@ sys.stdin.read()
         store.begin(manifest)
     assert store.is_empty
     other.kill()
-    other.wait(timeout=30)
+    other.wait()
     store.begin(manifest)
     assert store.rounds() == range(0)
     store.close()
