@@ -23,6 +23,7 @@ from fedrec.attacks import (
     IPM,
     MPAF,
     Attack,
+    AttackContext,
     BackdoorAttack,
     GaussianNoise,
     KrumAttack,
@@ -37,7 +38,6 @@ from fedrec.attacks import (
 from fedrec.functional import trimmed_mean
 from fedrec.loop.runtime import keep_freed_memory
 from fedrec.parameters import ParameterVector
-from fedrec.types import AttackContext
 
 HEADERS = ("attack", "clients", "parameters", "threads", "ms", "times one read", "times a rule")
 BACKDOOR = BackdoorAttack(scale=1.0)

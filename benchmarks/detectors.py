@@ -20,7 +20,7 @@ from timing import interleave, median, table, write_csv
 import fedrec.detectors as detectors
 from fedrec.detectors import Detector
 from fedrec.functional import weighted_mean
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 HEADERS = ("detector", "clients", "parameters", "threads", "ms", "times a mean")
 DETECTORS: dict[str, Detector] = {
@@ -66,9 +66,11 @@ def main() -> None:
                 RoundRecord(
                     round=t,
                     global_weights=means[t % 2] * (t + 1),
-                    client_ids=ids,
-                    updates=sets[t % 2],
-                    num_samples=sizes,
+                    sent=CohortUpdates(
+                        client_ids=ids,
+                        updates=sets[t % 2],
+                        num_samples=sizes,
+                    ),
                     aggregate=means[t % 2],
                 )
             )

@@ -36,8 +36,8 @@ from fedrec.history import HistoryStore, LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import read_ahead
 from fedrec.loop import FederatedLoop
 from fedrec.loop.runtime import keep_freed_memory
-from fedrec.recoverers import FedRecover
-from fedrec.types import RecoveryContext, RoundRecord
+from fedrec.recoverers import FedRecover, RecoveryContext
+from fedrec.types import CohortUpdates, RoundRecord
 
 CPU = torch.device("cpu")
 STORES = ("memory", "float32", "float16", "int8", "int8+zstd")
@@ -53,9 +53,11 @@ def rounds(num_clients: int, num_parameters: int) -> Iterator[RoundRecord]:
         yield RoundRecord(
             round=t,
             global_weights=updates[0].clone(),
-            client_ids=tuple(f"c{k}" for k in range(num_clients)),
-            updates=updates,
-            num_samples=torch.ones(num_clients, dtype=torch.int64),
+            sent=CohortUpdates(
+                client_ids=tuple(f"c{k}" for k in range(num_clients)),
+                updates=updates,
+                num_samples=torch.ones(num_clients, dtype=torch.int64),
+            ),
             aggregate=updates[1].clone(),
         )
         t += 1

@@ -25,9 +25,9 @@ from fedrec.clients import Client
 from fedrec.data import Digits
 from fedrec.functional import recovery_bound
 from fedrec.history import MemoryHistory
-from fedrec.recoverers import FedRecover, TrainFromScratch
+from fedrec.recoverers import FedRecover, RecoveryContext, TrainFromScratch
 from fedrec.testing.problems import VectorModule
-from fedrec.types import ClientUpdate, RecoveryContext, RoundContext
+from fedrec.types import ClientUpdate, RoundContext
 
 CLASSES = 10
 HEADERS = ("problem", "estimate", "s", "M", "bound", "distance", "distance/bound", "largest", "ACP")

@@ -1,4 +1,4 @@
-"""The values that travel between components: contexts, updates, records, results.
+"""The values that travel between components: the context of a round, updates, records, results.
 
 Letters used in shapes: $n$ all clients, $m$ clients of a round, $d$ trainable parameters,
 $b$ values of averaged buffers, $t$ a round (0-based).
@@ -21,19 +21,15 @@ from fedrec.random import torch_generator
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    from fedrec.aggregators.base import Aggregator
-    from fedrec.clients.objective import LocalObjective
-    from fedrec.loop.estimate_errors import EstimateError
+    from fedrec.clients.objective import LocalWork
     from fedrec.metrics.cost import CostLedger
+    from fedrec.metrics.estimate_errors import EstimateError
 
 __all__ = [
-    "AttackContext",
     "ClientUpdate",
     "CohortUpdates",
     "Detection",
-    "LocalWork",
     "Phase",
-    "RecoveryContext",
     "RoundContext",
     "RoundRecord",
     "RunResult",
@@ -44,33 +40,6 @@ Phase = Literal["record", "recover"]
 
 def _discard(name: str, value: float) -> None:
     """Log to nowhere: the default of a context that was made by hand."""
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """Local training other than the recorded one, for one call of `RecoveryContext.exact`.
-
-    What is `None` stays as the client has it.
-
-    Args:
-        local_steps: Mini-batch steps each client takes, at least 1.
-        local_epochs: Passes over the data instead, at least 1.
-        batch_size: Samples per batch, at least 1.
-        lr: Learning rate of the module's optimizer, constant (its schedulers are left out); what
-            was subtracted is divided by it.
-        objective: What to strive for instead of the module's own loss.
-    """
-
-    local_steps: int | None = None
-    local_epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    objective: LocalObjective | None = None
-
-    @property
-    def is_as_usual(self) -> bool:
-        """Whether nothing differs but the number of local steps."""
-        return self == LocalWork(self.local_steps)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,73 +90,6 @@ class RoundContext:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttackContext(RoundContext):
-    """What a full-knowledge attacker knows on top of a `RoundContext`.
-
-    Args:
-        aggregator: The aggregation rule of the server.
-        server_lr: Learning rate of the server step.
-        last_aggregate: Aggregate of the round before, shape $(d,)$, or `None` in the first round.
-        num_malicious: Malicious clients that take part in this phase.
-        num_malicious_total: Malicious clients of the recording, the detected ones included.
-        cohort_size: Clients asked in this round, those whose updates are not shown included.
-        cohort_malicious: Malicious clients among them.
-    """
-
-    aggregator: Aggregator | None = None
-    server_lr: float = 1.0
-    last_aggregate: Tensor | None = None
-    num_malicious: int = 0
-    num_malicious_total: int = 0
-    cohort_size: int = 0
-    cohort_malicious: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RecoveryContext(RoundContext):
-    """What a recoverer works with: history, the metered door to clients, and the server step.
-
-    Args:
-        history: `history(t, client_ids=None)` reads a round of the recording; by default the
-            clients that take part in this round of the recovery and whose updates the history
-            kept. The tensors must not be changed: another call may return the same ones.
-        exact: `exact(client_ids, reason, work=None)` asks clients for their exact updates and
-            meters every call. Reasons: see `fedrec.metrics.REASONS`.
-        train_at_server: `train_at_server(global_weights, work=None, dataset=None)` lets the server
-            train on its clean data, or this part of it, as a client would, and returns its update,
-            shape $(d,)$. It costs clients nothing.
-        server_loss: `server_loss(global_weights)` returns the mean loss of these weights on the
-            server's clean data.
-        compare: `compare(client_ids, estimates)` notes how far these clients' estimated updates,
-            shape $(m', d)$, are from the exact ones, which are computed for this alone: in
-            simulation, at no cost, unseen by the recoverer. See `RunResult.estimate_errors`.
-        local_steps: `local_steps(client_ids)` returns how many steps each of these clients takes in
-            its own local training, a list of numbers.
-        server_step: `server_step(updates, client_ids=None, global_weights=None)` aggregates one
-            row per client of this round and returns the next global weights, shape $(d,)$.
-        coefficients: `coefficients(client_ids)` returns what the aggregation rule multiplies these
-            clients' rows with, shape $(m',)$, or `None` for a rule that is no such sum.
-        apply: `apply(aggregate)` does the server step with an aggregate that is already there.
-        max_rounds: Number of rounds $T$ of this recovery.
-        excluded: Clients that are left out.
-        server_lr: Learning rate of the server step.
-    """
-
-    history: Callable[..., RoundRecord]
-    exact: Callable[..., CohortUpdates]
-    train_at_server: Callable[..., Tensor]
-    server_loss: Callable[[Tensor], float]
-    compare: Callable[[Sequence[str], Tensor], None]
-    local_steps: Callable[[Sequence[str]], list[int]]
-    server_step: Callable[..., Tensor]
-    coefficients: Callable[[Sequence[str]], Tensor | None]
-    apply: Callable[[Tensor], Tensor]
-    max_rounds: int
-    excluded: tuple[str, ...] = ()
-    server_lr: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class ClientUpdate:
     """What one client sends.
 
@@ -224,49 +126,11 @@ class CohortUpdates:
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: Tensor | None = None
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RoundRecord:
-    """One round as the server stored it.
-
-    Args:
-        round: Round $t$, 0-based.
-        global_weights: Global weights at the start of the round, shape $(d,)$.
-        client_ids: The $m$ clients whose updates were aggregated, in row order.
-        updates: What they sent, shape $(m, d)$; possibly of fewer clients when read that way.
-        num_samples: Shape $(m,)$, int64.
-        aggregate: What the aggregation rule returned, shape $(d,)$.
-        cohort: Clients that were asked, in order; by default `client_ids`, then those refused.
-        refused: Clients that were asked and not used, with the reason.
-        buffers: Averaged buffers after the round, shape $(b,)$, or `None`.
-        departure: If the executor had left its plan by then: see `Executor.departure`.
-    """
-
-    round: int
-    global_weights: Tensor
-    client_ids: tuple[str, ...]
-    updates: Tensor
-    num_samples: Tensor
-    aggregate: Tensor
-    cohort: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-    buffers: Tensor | None = None
-    departure: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.cohort:
-            object.__setattr__(self, "cohort", (*self.client_ids, *self.refused))
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Clients whose updates were aggregated, also where not all of them were read."""
-        return tuple(c for c in self.cohort if c not in self.refused)
-
-    def select(self, client_ids: Sequence[str]) -> RoundRecord:
-        """Return the record with only these clients' updates, in this order; itself if it is so.
+    def select(self, client_ids: Sequence[str]) -> CohortUpdates:
+        """Return these clients' part, in this order, and all refusals; itself if it is so.
 
         Raises:
-            KeyError: If one of them did not take part in the round.
+            KeyError: If one of them is not among `client_ids`.
         """
         if tuple(client_ids) == self.client_ids:
             return self
@@ -277,7 +141,69 @@ class RoundRecord:
             client_ids=tuple(client_ids),
             updates=self.updates[rows],
             num_samples=self.num_samples[rows],
+            buffers=None if self.buffers is None else self.buffers[rows],
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundRecord:
+    """One round as the server stored it.
+
+    Args:
+        round: Round $t$, 0-based.
+        global_weights: Global weights at the start of the round, shape $(d,)$.
+        sent: What the clients sent that were aggregated; of fewer of them when read that way.
+        aggregate: What the aggregation rule returned, shape $(d,)$.
+        cohort: Clients that were asked, in order; by default those of `sent`, then those refused.
+        buffers: Averaged buffers after the round, shape $(b,)$, or `None`.
+        departure: If the executor had left its plan by then: see `Executor.departure`.
+    """
+
+    round: int
+    global_weights: Tensor
+    sent: CohortUpdates
+    aggregate: Tensor
+    cohort: tuple[str, ...] = ()
+    buffers: Tensor | None = None
+    departure: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cohort:
+            object.__setattr__(self, "cohort", (*self.client_ids, *self.refused))
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """Clients whose updates are here, in row order."""
+        return self.sent.client_ids
+
+    @property
+    def updates(self) -> Tensor:
+        """Their updates, shape $(m, d)$."""
+        return self.sent.updates
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Their sizes, shape $(m,)$, int64."""
+        return self.sent.num_samples
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Clients that were asked and not used, with the reason."""
+        return self.sent.refused
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Clients whose updates were aggregated, also where not all of them were read."""
+        return tuple(c for c in self.cohort if c not in self.refused)
+
+    def select(self, client_ids: Sequence[str]) -> RoundRecord:
+        """Return the record with only these clients' updates, in this order; itself if it is so.
+
+        Raises:
+            KeyError: If one of them is not among `client_ids`.
+        """
+        sent = self.sent.select(client_ids)
+        return self if sent is self.sent else replace(self, sent=sent)
 
     def to(self, device: torch.device) -> RoundRecord:
         """Return the record with its tensors on a device; itself if they are there."""
@@ -286,7 +212,7 @@ class RoundRecord:
         return replace(
             self,
             global_weights=self.global_weights.to(device),
-            updates=self.updates.to(device),
+            sent=replace(self.sent, updates=self.updates.to(device)),
             aggregate=self.aggregate.to(device),
             buffers=None if self.buffers is None else self.buffers.to(device),
         )

@@ -2,7 +2,7 @@
 
 from fedrec.attacks.alie import ALIE
 from fedrec.attacks.backdoor import BackdoorAttack
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.attacks.dba import DBA
 from fedrec.attacks.gaussian_noise import GaussianNoise
 from fedrec.attacks.ipm import IPM
@@ -33,6 +33,7 @@ __all__ = [
     "IPM",
     "MPAF",
     "Attack",
+    "AttackContext",
     "AttackWrapper",
     "BackdoorAttack",
     "BlendedTrigger",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedrec.attacks.base import AttackContext
 from fedrec.random import torch_generator
-from fedrec.types import AttackContext
 
 __all__ = ["counts", "generators", "reference", "replaced"]
 

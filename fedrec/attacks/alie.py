@@ -7,10 +7,9 @@ from torch import Tensor
 
 from fedrec._checks import check_bool, check_float, is_integer
 from fedrec.attacks._rows import counts, reference
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.functional.attack.alie import alie, alie_quantile
-from fedrec.types import AttackContext
 
 __all__ = ["ALIE"]
 

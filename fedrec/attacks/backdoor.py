@@ -11,9 +11,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedrec._checks import check_bool, check_choice, check_float, check_int
 from fedrec.attacks._datasets import WithTriggeredCopies, pairs_of
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.attacks.triggers import FeatureTrigger, PixelTrigger, Trigger, checked_shape
-from fedrec.types import AttackContext
 
 __all__ = ["BackdoorAttack"]
 

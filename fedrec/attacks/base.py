@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedrec.aggregators.base import Aggregator
 from fedrec.component import Component
-from fedrec.types import AttackContext
+from fedrec.types import RoundContext
 
-__all__ = ["Attack"]
+__all__ = ["Attack", "AttackContext"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackContext(RoundContext):
+    """What a full-knowledge attacker knows on top of a `RoundContext`.
+
+    Args:
+        aggregator: The aggregation rule of the server.
+        server_lr: Learning rate of the server step.
+        last_aggregate: Aggregate of the round before, shape $(d,)$, or `None` in the first round.
+        num_malicious: Malicious clients that take part in this phase.
+        num_malicious_total: Malicious clients of the recording, the detected ones included.
+        cohort_size: Clients asked in this round, those whose updates are not shown included.
+        cohort_malicious: Malicious clients among them.
+    """
+
+    aggregator: Aggregator | None = None
+    server_lr: float = 1.0
+    last_aggregate: Tensor | None = None
+    num_malicious: int = 0
+    num_malicious_total: int = 0
+    cohort_size: int = 0
+    cohort_malicious: int = 0
 
 
 class Attack(Component):

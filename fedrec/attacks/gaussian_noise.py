@@ -7,8 +7,7 @@ from torch import Tensor
 
 from fedrec._checks import check_bool, check_float
 from fedrec.attacks._rows import generators
-from fedrec.attacks.base import Attack
-from fedrec.types import AttackContext
+from fedrec.attacks.base import Attack, AttackContext
 
 __all__ = ["GaussianNoise"]
 

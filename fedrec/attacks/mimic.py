@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_int
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.functional.attack.mimic import mimic_direction
 from fedrec.random import torch_generator
-from fedrec.types import AttackContext
 
 __all__ = ["Mimic"]
 

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from fedrec._checks import check_bool, check_choice
 from fedrec.attacks._rows import reference
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.functional.attack.min_max import PERTURBATIONS, min_sum, perturbation
-from fedrec.types import AttackContext
 
 __all__ = ["MinSum"]
 

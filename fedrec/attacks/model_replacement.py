@@ -6,9 +6,8 @@ from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.attacks._rows import counts, replaced
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.attacks.wrapper import AttackWrapper
-from fedrec.types import AttackContext
 
 __all__ = ["ModelReplacement"]
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_float
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.parameters import ParameterVector
 from fedrec.random import torch_generator
-from fedrec.types import AttackContext
 
 __all__ = ["MPAF"]
 

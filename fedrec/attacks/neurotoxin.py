@@ -6,10 +6,9 @@ from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.attacks._rows import replaced
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.attacks.wrapper import AttackWrapper
 from fedrec.functional.attack.neurotoxin import outside_top
-from fedrec.types import AttackContext
 
 __all__ = ["Neurotoxin"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec._checks import check_int
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.attacks.wrapper import AttackWrapper
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.types import AttackContext
 
 __all__ = ["Scheduled"]
 

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.attacks._rows import replaced
-from fedrec.attacks.base import Attack
-from fedrec.types import AttackContext
+from fedrec.attacks.base import Attack, AttackContext
 
 __all__ = ["SignFlip"]
 

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from fedrec._checks import check_bool, check_float
 from fedrec.attacks._rows import generators
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.functional.attack.trim import trim_attack, trim_attack_partial
-from fedrec.types import AttackContext
 
 __all__ = ["TrimAttack"]
 

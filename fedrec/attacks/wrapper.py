@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.types import AttackContext
 
 __all__ = ["AttackWrapper"]
 

@@ -3,6 +3,6 @@
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.objective import LocalObjective
+from fedrec.clients.objective import LocalObjective, LocalWork
 
-__all__ = ["Client", "FakeClient", "LightningClient", "LocalObjective"]
+__all__ = ["Client", "FakeClient", "LightningClient", "LocalObjective", "LocalWork"]

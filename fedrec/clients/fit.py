@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,15 +12,13 @@ from torch.optim import Optimizer
 
 from fedrec.clients.batches import failures_explained
 from fedrec.clients.hooks import call, is_overridden, run
-from fedrec.clients.local import batch_of, clear_gradients, gradients_in, loss_of, output_of, scaled
+from fedrec.clients.local import clear_gradients, gradients_in, scaled
+from fedrec.clients.objective import LocalObjective
 from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.clients.step import loss_of, output_of
 from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError
 from fedrec.types import RoundContext
-
-if TYPE_CHECKING:
-    from fedrec.clients.lightning import LightningClient
-    from fedrec.clients.objective import LocalObjective
 
 __all__ = ["LocalFit"]
 
@@ -39,7 +37,8 @@ class LocalFit:
     """What `Trainer.fit` does, for one client in one round.
 
     Args:
-        client: Who trains.
+        client_id: Who trains.
+        batch: Makes a batch for a module of samples by their indices, on a device.
         trainer: The module's trainer, attached to it.
         optimizer: Its optimisers.
         ctx: The round.
@@ -48,13 +47,15 @@ class LocalFit:
 
     def __init__(
         self,
-        client: LightningClient,
+        client_id: str,
+        batch: Callable[[Any, np.ndarray, torch.device], Any],
         trainer: LocalTrainer,
         optimizer: LocalOptimizer,
         ctx: RoundContext,
         objective: LocalObjective | None,
     ) -> None:
-        self.client, self.trainer, self.optimizer = client, trainer, optimizer
+        self.client_id, self.make_batch = client_id, batch
+        self.trainer, self.optimizer = trainer, optimizer
         self.ctx, self.objective = ctx, objective
         self.module: Any = trainer.lightning_module
         self.automatic = bool(getattr(self.module, "automatic_optimization", True))
@@ -153,7 +154,7 @@ class LocalFit:
     def _batch(self, step: int, indices: np.ndarray) -> bool:
         """Train on one batch; `False` skips the rest of the epoch."""
         trainer, module = self.trainer, self.module
-        batch = batch_of(self.client, module, indices, self.ctx.device)
+        batch = self.make_batch(module, indices, self.ctx.device)
         trainer._logged.start_batch(batch)
         goes_on = call(module, "on_train_batch_start", batch, step) != -1
         if bool(getattr(module, "automatic_optimization", True)) is not self.automatic:
@@ -164,7 +165,7 @@ class LocalFit:
         outputs: Any = {}
         if goes_on:
             train = self._automatic if self.automatic else self._manual
-            with failures_explained(f"client {self.client.client_id!r}", module, batch, indices):
+            with failures_explained(f"client {self.client_id!r}", module, batch, indices):
                 outputs = train(batch, step)
         self._step_schedulers("step", step, plateau=False)
         if trainer.is_last_batch or not goes_on:

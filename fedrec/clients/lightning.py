@@ -27,7 +27,7 @@ from fedrec.clients.buffers import buffers_after
 from fedrec.clients.fit import LocalFit
 from fedrec.clients.held_generators import held_generators
 from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
-from fedrec.clients.local import clear_gradients, random_numbers
+from fedrec.clients.local import changes_batches, clear_gradients, random_numbers, transferred
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer, as_number
@@ -207,6 +207,18 @@ class LightningClient(Client):
         """
         return take(self.dataset, indices, device, self.collate_fn, f"client {self.client_id!r}")
 
+    def batch(self, module: Any, indices: np.ndarray, device: torch.device) -> Any:
+        """Return samples as the batch that the module trains on, after its transfer hooks.
+
+        Args:
+            module: The client's module, or one like it.
+            indices: Which of them.
+            device: Where they are needed.
+        """
+        if not changes_batches(module):
+            return self.read(indices, device)
+        return transferred(module, self.read(indices, torch.device("cpu")), device)
+
     def num_local_steps(self, ctx: RoundContext) -> int:
         """Return the number of mini-batches of this round."""
         steps, epochs, batch_size = self._amount(ctx)
@@ -253,7 +265,7 @@ class LightningClient(Client):
             ):
                 optimizer = LocalOptimizer(module, self.local_lr, None if work is None else work.lr)
                 objective = None if work is None else work.objective
-                fit = LocalFit(self, trainer, optimizer, ctx, objective)
+                fit = LocalFit(self.client_id, self.batch, trainer, optimizer, ctx, objective)
                 total = fit.run(batches, start)
             update = layout.flatten_dict(total, torch.empty_like(global_weights))
             metrics = {name: as_number(value, name) for name, value in logs.items()}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,53 +14,26 @@ from torch import Tensor, nn
 from fedrec.clients.generators import global_state, put_global_state
 from fedrec.clients.held_generators import held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, run
+from fedrec.clients.step import training_step
 from fedrec.clients.trainer import as_number
-from fedrec.exceptions import ConfigurationError
 from fedrec.random import key
 from fedrec.types import RoundContext
 
-if TYPE_CHECKING:
-    from fedrec.clients.lightning import LightningClient
-
 __all__ = [
     "LogMeans",
-    "batch_of",
     "changes_batches",
     "clear_gradients",
     "generators_restored",
     "gradients_in",
     "gradients_of",
-    "loss_of",
     "mean_logs",
-    "output_of",
     "random_numbers",
     "scaled",
     "seed_generators",
-    "training_step",
     "transferred",
 ]
 
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-
-
-def training_step(module: Any, batch: Any, step: int) -> Tensor | None:
-    """Call the module's `training_step`, with or without a batch index, and return its loss."""
-    return loss_of(output_of(module, batch, step), module)
-
-
-def output_of(module: Any, batch: Any, step: int) -> Any:
-    """Call the module's `training_step`, with or without a batch index."""
-    positional = _number_of_arguments(type(module).training_step)
-    return module.training_step(batch, step) if positional > 1 else module.training_step(batch)
-
-
-def batch_of(
-    client: LightningClient, module: Any, indices: np.ndarray, device: torch.device
-) -> Any:
-    """Return the batch of these samples on the device, as the module's hooks make of it."""
-    if not changes_batches(module):
-        return client.read(indices, device)
-    return transferred(module, client.read(indices, torch.device("cpu")), device)
 
 
 def changes_batches(module: Any) -> bool:
@@ -79,16 +49,6 @@ def transferred(module: Any, batch: Any, device: torch.device) -> Any:
     if is_overridden(module, "on_after_batch_transfer"):
         batch = run(module, "on_after_batch_transfer", batch, 0)
     return batch
-
-
-@lru_cache
-def _number_of_arguments(method: Any) -> float:
-    """Count the positional arguments of a method after `self`."""
-    kinds = [p.kind for p in inspect.signature(method).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return math.inf
-    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    return sum(kind not in keyword for kind in kinds) - 1
 
 
 @contextmanager
@@ -134,21 +94,6 @@ def seed_generators(ctx: RoundContext, client_id: str, held: Sequence[Any] = ())
     words = np.frombuffer(whole.to_bytes(16, "little"), dtype="<u4")
     np.random.seed(words)  # noqa: NPY002 - what the user's code may draw from
     seed_held(held, ctx.seed, f"{purpose}-held", ctx.round, client_id)
-
-
-def loss_of(output: Any, module: nn.Module) -> Tensor | None:
-    """Return the loss in what a `training_step` returned; `None` means to skip the step."""
-    if output is None:
-        return None
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = "a dict without one" if isinstance(output, Mapping) and loss is None else None
-        raise ConfigurationError(
-            f"Expected {type(module).__name__}.training_step to return a scalar loss tensor, a "
-            f"dict with one under 'loss', or None, but got {what or type(output).__name__}. "
-            "HINT: return the mean over the batch."
-        )
-    return loss.reshape(())
 
 
 def gradients_of(

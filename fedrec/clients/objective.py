@@ -1,15 +1,16 @@
-"""What local training strives for, where that is not what the module says."""
+"""Local training other than the recorded one: how much of it, and what it strives for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fedrec.clients.local import training_step
+from fedrec.clients.step import training_step
 
-__all__ = ["LocalObjective"]
+__all__ = ["LocalObjective", "LocalWork"]
 
 
 class LocalObjective:
@@ -23,7 +24,6 @@ class LocalObjective:
         ...     "Trains to raise the loss."
         ...     def loss(self, module, batch, step):
         ...         return -super().loss(module, batch, step)
-        >>> from fedrec.types import LocalWork
         >>> LocalWork(local_epochs=5, lr=0.01, objective=Ascent()).is_as_usual
         False
     """
@@ -57,3 +57,30 @@ class LocalObjective:
             batch: The step's mini-batch.
         """
         return False
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Local training other than the recorded one, for one call of `RecoveryContext.exact`.
+
+    What is `None` stays as the client has it.
+
+    Args:
+        local_steps: Mini-batch steps each client takes, at least 1.
+        local_epochs: Passes over the data instead, at least 1.
+        batch_size: Samples per batch, at least 1.
+        lr: Learning rate of the module's optimizer, constant (its schedulers are left out); what
+            was subtracted is divided by it.
+        objective: What to strive for instead of the module's own loss.
+    """
+
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    objective: LocalObjective | None = None
+
+    @property
+    def is_as_usual(self) -> bool:
+        """Whether nothing differs but the number of local steps."""
+        return self == LocalWork(self.local_steps)

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from fedrec.clients.hooks import call, check_hooks, lightning_class
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import batch_of, output_of
+from fedrec.clients.step import output_of
 from fedrec.clients.trainer import LocalTrainer, warn_of_unknown_attributes
 from fedrec.exceptions import ConfigurationError
 
@@ -56,7 +56,7 @@ def _materialize(module: Any, client: LightningClient) -> None:
     copied = copy.deepcopy(module, memo).eval()
     size = min(client.batch_size or client.num_samples, client.num_samples)
     with client.local_trainer(copied).attached(), torch.no_grad():
-        batch = batch_of(client, copied, np.arange(size), torch.device("cpu"))
+        batch = client.batch(copied, np.arange(size), torch.device("cpu"))
         try:
             output_of(copied, batch, 0)
         except Exception as error:

@@ -194,7 +194,7 @@ def _own(record: RoundRecord, previous: RoundRecord | None) -> RoundRecord:
     return replace(
         record,
         global_weights=record.global_weights.clone(),
-        updates=copy,
+        sent=replace(record.sent, updates=copy),
         aggregate=record.aggregate.clone(),
     )
 

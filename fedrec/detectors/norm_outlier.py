@@ -36,15 +36,18 @@ class NormOutlier(ScoreDetector):
 
     Examples:
         >>> import torch
+        >>> from fedrec.types import CohortUpdates
         >>> updates = torch.tensor([[3.0], [-4.0], [5.0], [4.5], [-60.0]])
         >>> detector = NormOutlier(window=1)
         >>> detector.observe(
         ...     RoundRecord(
         ...         round=0,
         ...         global_weights=torch.zeros(1),
-        ...         client_ids=tuple("abcde"),
-        ...         updates=updates,
-        ...         num_samples=torch.ones(5, dtype=torch.int64),
+        ...         sent=CohortUpdates(
+        ...             client_ids=tuple("abcde"),
+        ...             updates=updates,
+        ...             num_samples=torch.ones(5, dtype=torch.int64),
+        ...         ),
         ...         aggregate=torch.zeros(1),
         ...     )
         ... )

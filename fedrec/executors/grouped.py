@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from fedrec.clients.local import LogMeans, training_step
+from fedrec.clients.local import LogMeans
+from fedrec.clients.step import training_step
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.kinds import Sum
 from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_custom_gradients

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from fedrec.clients.local import LogMeans, training_step
+from fedrec.clients.local import LogMeans
 from fedrec.clients.optimizer import LocalOptimizer
+from fedrec.clients.step import training_step
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.watch import CannotGroupError, EscapeWatch
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from torch import Tensor
+
 from fedrec.exceptions import HistoryFormatError
 from fedrec.history.manifest import Manifest
 from fedrec.types import RoundRecord
@@ -144,12 +146,18 @@ class HistoryStore(ABC):
         largest = record.updates.abs().amax(dim=1).tolist()
         return dict(zip(record.client_ids, largest, strict=True))
 
-    def as_stored(self, record: RoundRecord) -> RoundRecord:
-        """Return a round that is to be written as `read_round` would return it afterwards.
+    def as_stored(self, updates: Tensor) -> Tensor:
+        """Return updates that are to be written as `read_round` would return them afterwards.
 
-        It differs where a store keeps updates approximately.
+        They differ where a store keeps updates approximately.
+
+        Args:
+            updates: Shape $(m, d)$.
+
+        Returns:
+            Shape $(m, d)$; `updates` itself if nothing differs.
         """
-        return record
+        return updates
 
     @abstractmethod
     def rounds(self) -> range:

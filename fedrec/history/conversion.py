@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrec.exceptions import ShapeError
 from fedrec.history.rounds import RoundArrays
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["host_memory", "is_small", "to_arrays", "to_record"]
 
@@ -69,12 +69,14 @@ def to_record(arrays: RoundArrays) -> RoundRecord:
     return RoundRecord(
         round=arrays.round,
         global_weights=torch.from_numpy(arrays.global_weights),
-        client_ids=arrays.client_ids,
-        updates=torch.from_numpy(arrays.updates),
-        num_samples=torch.from_numpy(arrays.num_samples),
+        sent=CohortUpdates(
+            client_ids=arrays.client_ids,
+            updates=torch.from_numpy(arrays.updates),
+            num_samples=torch.from_numpy(arrays.num_samples),
+            refused=arrays.refused,
+        ),
         aggregate=torch.from_numpy(arrays.aggregate),
         cohort=arrays.cohort,
-        refused=arrays.refused,
         buffers=None if arrays.buffers is None else torch.from_numpy(arrays.buffers),
         departure=arrays.departure,
     )

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedrec.clients.objective import LocalWork
 from fedrec.exceptions import ConfigurationError, RecoveryError, ShapeError
 from fedrec.loop.server import server_client, server_loss, trained
-from fedrec.types import CohortUpdates, LocalWork, RecoveryContext, RoundContext, RoundRecord
+from fedrec.recoverers.context import RecoveryContext
+from fedrec.types import CohortUpdates, RoundContext, RoundRecord
 
 if TYPE_CHECKING:
     from fedrec.loop.recovery import Recovery

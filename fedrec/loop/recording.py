@@ -227,11 +227,11 @@ class Recording:
         for t in rounds if seen_by_all else rounds[max(begin - 1, 0) :]:
             needed = None if watched or t >= begin else ()
             record = self.history.read_round(t, needed).to(self.loop.device)
-            self.engine.remember(record)
+            ctx = self.engine.context(t, record.cohort, record.global_weights, _ignore)
+            self.engine.remember(ctx, record.sent)
             if self.detector is not None:
                 self.detector.observe(record)
             if t >= begin:
-                ctx = self.engine.context(t, record.client_ids, record.global_weights, _ignore)
                 self.engine.server_step(
                     ctx,
                     record.updates,
@@ -346,24 +346,15 @@ class Recording:
                 "diverges; lower `server_lr` or use a robust aggregation rule."
             )
         loop.call("on_updates", ctx, sent)
-        record = RoundRecord(
-            round=t,
-            global_weights=weights,
-            client_ids=sent.client_ids,
-            updates=sent.updates,
-            num_samples=sent.num_samples,
-            aggregate=weights,  # until it is known
-            cohort=tuple(cohort),
-            refused=sent.refused,
-            departure=engine.executor.departure,
-        )
         remembers = engine.aggregator.has_memory
         # What has a memory sees the round as a resumed recording will.
         decoded = remembers or self.detector is not None or bool(memory)
-        seen = self.history.as_stored(record) if decoded else record
+        seen = sent
+        if decoded:
+            seen = dataclasses.replace(sent, updates=self.history.as_stored(sent.updates))
         if memory and engine.attack is not None:
             engine.attack.load_state_dict(memory)
-            engine.remember(seen)
+            engine.remember(ctx, seen)
         new, aggregate = engine.server_step(
             ctx,
             seen.updates if remembers else sent.updates,
@@ -372,11 +363,17 @@ class Recording:
             weights,
         )
         engine.end_round()
-        buffers = engine.buffers
-        record = dataclasses.replace(record, aggregate=aggregate, buffers=buffers)
+        record = RoundRecord(
+            round=t,
+            global_weights=weights,
+            sent=sent,
+            aggregate=aggregate,
+            cohort=tuple(cohort),
+            buffers=engine.buffers,
+            departure=engine.executor.departure,
+        )
         if self.detector is not None:
-            seen = dataclasses.replace(seen, aggregate=aggregate, buffers=buffers)
-            self.detector.observe(seen)
+            self.detector.observe(dataclasses.replace(record, sent=seen))
         spent = time.perf_counter() - began
         values, tested = {**sent.metrics, **logged}, dict[str, float]()
         if loop.evaluates(t, self.max_rounds):

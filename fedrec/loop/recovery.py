@@ -22,13 +22,13 @@ from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
 from fedrec.loop.checkpoint import lightning_checkpoint, load_state, on_device, save_state
 from fedrec.loop.context import recovery_context, require_cooperation
-from fedrec.loop.estimate_errors import EstimateErrors
 from fedrec.loop.footprint import recovery_bytes
 from fedrec.loop.interrupts import stop_between_rounds
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.recording import announce, require_same_plan, training_of
 from fedrec.loop.round import Engine
 from fedrec.metrics import CostLedger
+from fedrec.metrics.estimate_errors import EstimateErrors
 from fedrec.recoverers._gradients import warn_unless_gradients
 from fedrec.recoverers.base import Recoverer
 from fedrec.types import RunResult

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedrec.aggregators.base import AggregationContext, Aggregator
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.clients.base import Client
 from fedrec.clients.batches import is_plain
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import random_numbers
+from fedrec.clients.objective import LocalWork
 from fedrec.clients.state import state_of
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
@@ -30,14 +31,7 @@ from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.loop.server import require_lightning, server_client, trained
 from fedrec.parameters import ParameterVector, averageable_buffers
-from fedrec.types import (
-    AttackContext,
-    CohortUpdates,
-    LocalWork,
-    Phase,
-    RoundContext,
-    RoundRecord,
-)
+from fedrec.types import CohortUpdates, Phase, RoundContext
 
 __all__ = ["Engine"]
 
@@ -240,7 +234,7 @@ class Engine:
             if attacks:
                 sent = self._craft(ctx, sent)
         if attacks:
-            sent = self._check(_select(sent, asked), asked)
+            sent = self._check(_part(sent, asked), asked)
         self.keep_buffers(sent)
         return sent
 
@@ -267,7 +261,7 @@ class Engine:
         sent = SequentialExecutor().compute(fake, ctx.global_weights, ctx)
         if real:
             sent = _joined(self.executor.compute(real, ctx.global_weights, ctx), sent)
-        return _select(sent, client_ids)
+        return _part(sent, client_ids)
 
     def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
         attackers = [c in self.malicious for c in sent.client_ids]
@@ -301,16 +295,10 @@ class Engine:
         """Whether what malicious clients send depends on earlier rounds."""
         return self.attack is not None and self.attack.has_memory
 
-    def remember(self, record: RoundRecord) -> None:
-        """Show an attack with a memory a recorded round again."""
-        attack = self.attack
-        if attack is None or not self.attack_has_memory or not attack.is_active(record.round):
-            return
-        ctx = self.context(record.round, record.cohort, record.global_weights, lambda n, v: None)
-        sent = CohortUpdates(
-            client_ids=record.client_ids, updates=record.updates, num_samples=record.num_samples
-        )
-        self._craft(ctx, sent)
+    def remember(self, ctx: RoundContext, sent: CohortUpdates) -> None:
+        """Show an attack with a memory what was recorded of a round."""
+        if self.attack is not None and self.attack_has_memory and self.attack.is_active(ctx.round):
+            self._craft(ctx, sent)
 
     def _check(self, sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
         """Refuse by name what is not finite, mis-shaped or not an update at all."""
@@ -323,7 +311,7 @@ class Engine:
                 refused[sent.client_ids[i]] = f"the {what} has NaN or infinity"
         if len(refused) > len(sent.refused):
             keep = [c for c in sent.client_ids if c not in refused]
-            sent = dataclasses.replace(_select(sent, keep), refused=refused)
+            sent = dataclasses.replace(sent.select(keep), refused=refused)
         # What was only computed for an attacker to look at stops nothing.
         blamed = {c: why for c, why in refused.items() if c in asked}
         if blamed and self.on_bad_update == "raise":
@@ -468,18 +456,8 @@ def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:
     )
 
 
-def _select(sent: CohortUpdates, client_ids: Sequence[str]) -> CohortUpdates:
-    """Keep these clients, in this order, as far as they are there."""
-    if tuple(client_ids) == sent.client_ids and not sent.refused:
-        return sent
-    index: Mapping[str, int] = {c: i for i, c in enumerate(sent.client_ids)}
-    ids = [c for c in client_ids if c in index]
-    rows = [index[c] for c in ids]
-    return dataclasses.replace(
-        sent,
-        client_ids=tuple(ids),
-        updates=sent.updates[rows],
-        num_samples=sent.num_samples[rows],
-        refused={c: why for c, why in sent.refused.items() if c in set(client_ids)},
-        buffers=None if sent.buffers is None else sent.buffers[rows],
-    )
+def _part(sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
+    """Return what these clients sent, in this order, and which of them were refused."""
+    there = set(sent.client_ids)
+    refused = {c: why for c, why in sent.refused.items() if c in asked}
+    return dataclasses.replace(sent.select([c for c in asked if c in there]), refused=refused)

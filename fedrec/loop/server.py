@@ -10,13 +10,15 @@ from torch import Tensor
 
 from fedrec.clients.base import Client
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import batch_of, generators_restored, training_step
+from fedrec.clients.local import generators_restored
+from fedrec.clients.objective import LocalWork
 from fedrec.clients.state import state_of
+from fedrec.clients.step import training_step
 from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import AggregationError, ConfigurationError
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
-from fedrec.types import CohortUpdates, LocalWork, RoundContext
+from fedrec.types import CohortUpdates, RoundContext
 
 __all__ = ["require_lightning", "server_client", "server_loss", "trained"]
 
@@ -109,7 +111,7 @@ def server_loss(
         with torch.no_grad(), generators_restored(device), trainer.attached():
             for start in range(0, server.num_samples, _BATCH):
                 index = np.arange(start, min(start + _BATCH, server.num_samples))
-                loss = training_step(module, batch_of(server, module, index, device), 0)
+                loss = training_step(module, server.batch(module, index, device), 0)
                 if loss is None:
                     raise ConfigurationError(
                         f"{method} needs the loss of the model, but the `training_step` of "

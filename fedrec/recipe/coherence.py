@@ -15,7 +15,7 @@ from fedrec.recipe.instantiate import Instantiator
 from fedrec.recoverers.base import Recoverer
 
 if TYPE_CHECKING:
-    from fedrec.recipe.schema import Parts
+    from fedrec.recipe.parts import Parts
 
 __all__ = ["check_parts"]
 

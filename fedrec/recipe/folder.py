@@ -27,7 +27,8 @@ from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import Federation
 from fedrec.loop import FederatedLoop
 from fedrec.recipe.classes import ClassFinder
-from fedrec.recipe.schema import Parts, Recipe, folder_name
+from fedrec.recipe.parts import Parts
+from fedrec.recipe.schema import Recipe, folder_name
 from fedrec.recoverers.base import Recoverer
 
 __all__ = [

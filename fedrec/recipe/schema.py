@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from fedrec.recipe.classes import ClassFinder
 from fedrec.recipe.coherence import check_parts
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recipe.loading import UNUSABLE, read_recipe
+from fedrec.recipe.parts import Parts
 from fedrec.recoverers.base import Recoverer
 
-__all__ = ["Parts", "Recipe", "build_parts", "folder_name", "label_of", "load_recipe"]
+__all__ = ["Recipe", "build_parts", "folder_name", "label_of", "load_recipe"]
 
 _SECTIONS = (
     "name",
@@ -74,43 +75,6 @@ class Recipe:
     def name(self) -> str:
         """The name of its run folder."""
         return str(self.config["name"])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
-    """The objects and arguments a recipe stands for.
-
-    Args:
-        data: Data module.
-        model: LightningModule.
-        aggregator: Aggregation rule.
-        attack: Attack, or `None`.
-        detector: Detector, or `None`.
-        history: Class of the history store and its arguments.
-        federation: Keyword arguments of `Federation.from_data`.
-        loop: Keyword arguments of `FederatedLoop`.
-        record: Keyword arguments of `FederatedLoop.record`.
-        recover: Keyword arguments of `FederatedLoop.recover`.
-        exclude: `"detected"`, or the ids of the clients to leave out.
-        recoverers: Recoverers by label.
-        metrics: Metrics by label, besides test error rate and attack success rate.
-        remarks: What recoverers have to say about a recipe that they can work with.
-    """
-
-    data: FederatedDataModule
-    model: pl.LightningModule
-    aggregator: Aggregator
-    attack: Attack | None
-    detector: Detector | None
-    history: tuple[type[HistoryStore], Mapping[str, Any]]
-    federation: Mapping[str, Any]
-    loop: Mapping[str, Any]
-    record: Mapping[str, Any]
-    recover: Mapping[str, Any]
-    exclude: str | list[str]
-    recoverers: Mapping[str, Recoverer] = field(default_factory=dict)
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    remarks: Sequence[str] = ()
 
 
 def load_recipe(

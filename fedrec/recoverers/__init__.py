@@ -1,6 +1,7 @@
 """Recoverers: ways to get a clean model back."""
 
 from fedrec.recoverers.base import Recoverer, ReplayRecoverer
+from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.crab import Crab
 from fedrec.recoverers.fed_eraser import FedEraser
 from fedrec.recoverers.fedrecover import FedRecover
@@ -21,6 +22,7 @@ __all__ = [
     "HistoricalOnly",
     "KnowledgeDistillation",
     "Recoverer",
+    "RecoveryContext",
     "ReplayRecoverer",
     "RollbackRetrain",
     "TrainFromScratch",

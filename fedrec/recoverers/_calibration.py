@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from fedrec.clients.objective import LocalWork
 from fedrec.functional.recovery.calibration import calibrate
-from fedrec.types import CohortUpdates, LocalWork, RecoveryContext, RoundRecord
+from fedrec.recoverers.context import RecoveryContext
+from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["calibrated"]
 

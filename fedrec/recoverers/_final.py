@@ -12,7 +12,7 @@ from fedrec.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore
-    from fedrec.types import RecoveryContext
+    from fedrec.recoverers.context import RecoveryContext
 
 __all__ = ["excluded_of", "final_weights", "require_updates", "rounds_after", "shares"]
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedrec.component import Component
-from fedrec.types import CohortUpdates, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
+from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

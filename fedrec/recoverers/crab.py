@@ -13,7 +13,7 @@ from fedrec.recoverers._calibration import calibrated
 from fedrec.recoverers._final import final_weights
 from fedrec.recoverers._rollback import rollback_round
 from fedrec.recoverers.base import Recoverer
-from fedrec.types import RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

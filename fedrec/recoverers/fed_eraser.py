@@ -9,7 +9,8 @@ from fedrec._checks import check_float, check_int
 from fedrec.exceptions import ConfigurationError
 from fedrec.recoverers._calibration import calibrated
 from fedrec.recoverers.base import ReplayRecoverer
-from fedrec.types import CohortUpdates, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
+from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

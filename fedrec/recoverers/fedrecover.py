@@ -11,11 +11,12 @@ from torch import Tensor
 from fedrec.random import torch_generator
 from fedrec.recoverers._fedrecover_checks import check_arguments, check_kept, check_rounds
 from fedrec.recoverers.base import ReplayRecoverer
+from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.lbfgs import PairedBuffer
 from fedrec.recoverers.paper_buffer import PaperBuffer
 from fedrec.recoverers.threshold import history_threshold, largest_magnitudes
 from fedrec.recoverers.update_filter import UpdateFilter
-from fedrec.types import CohortUpdates, RecoveryContext, RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

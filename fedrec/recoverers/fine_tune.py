@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedrec._checks import check_float, check_int
+from fedrec.clients.objective import LocalWork
 from fedrec.data.draw import draw_samples
 from fedrec.exceptions import ConfigurationError
 from fedrec.random import numpy_generator
 from fedrec.recoverers._final import final_weights, rounds_after
 from fedrec.recoverers.base import Recoverer
-from fedrec.types import LocalWork, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

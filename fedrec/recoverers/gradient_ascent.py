@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_float, check_int
-from fedrec.clients.objective import LocalObjective
+from fedrec.clients.objective import LocalObjective, LocalWork
 from fedrec.exceptions import ConfigurationError
 from fedrec.functional.recovery.ascent import (
     distance_to_random_models,
@@ -25,7 +25,7 @@ from fedrec.recoverers._final import (
     shares,
 )
 from fedrec.recoverers.base import Recoverer
-from fedrec.types import LocalWork, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedrec.exceptions import ConfigurationError
 from fedrec.recoverers.base import ReplayRecoverer, count_updates
-from fedrec.types import CohortUpdates, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
+from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_float, check_int
-from fedrec.clients.objective import LocalObjective
+from fedrec.clients.objective import LocalObjective, LocalWork
 from fedrec.functional.recovery.distillation import distillation_loss
 from fedrec.parameters import ParameterVector
 from fedrec.recoverers._final import (
@@ -20,7 +20,7 @@ from fedrec.recoverers._final import (
     shares,
 )
 from fedrec.recoverers.base import Recoverer
-from fedrec.types import LocalWork, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

@@ -11,7 +11,8 @@ from fedrec._checks import check_float, check_int
 from fedrec.random import torch_generator
 from fedrec.recoverers._rollback import rollback_round
 from fedrec.recoverers.base import ReplayRecoverer
-from fedrec.types import CohortUpdates, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
+from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
     from fedrec.history.base import HistoryStore

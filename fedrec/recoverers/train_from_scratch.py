@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.recoverers.base import ReplayRecoverer
-from fedrec.types import CohortUpdates, RecoveryContext
+from fedrec.recoverers.context import RecoveryContext
+from fedrec.types import CohortUpdates
 
 __all__ = ["TrainFromScratch"]
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedrec.loop.estimate_errors import EstimateError, read_estimate_errors
 from fedrec.loop.logs import read_metrics
+from fedrec.metrics.estimate_errors import EstimateError, read_estimate_errors
 from fedrec.recipe.results import is_reference
 from fedrec.recipe.schema import folder_name, label_of
 from fedrec.recipe.tables import POISONED, name_of_recorded

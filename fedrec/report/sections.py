@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedrec.loop.estimate_errors import EstimateError
+from fedrec.metrics.estimate_errors import EstimateError
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, value_bars
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis, log_axis

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedrec.aggregators.fedavg import FedAvg
-from fedrec.attacks.base import Attack
+from fedrec.attacks.base import Attack, AttackContext
 from fedrec.parameters import ParameterVector
 from fedrec.testing.component import ComponentContract
-from fedrec.types import AttackContext, Phase
+from fedrec.types import Phase
 
 __all__ = ["AttackContract"]
 

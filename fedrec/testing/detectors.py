@@ -13,7 +13,7 @@ from fedrec.detectors.base import Detector
 from fedrec.history.manifest import Manifest
 from fedrec.history.memory import MemoryHistory
 from fedrec.testing.component import ComponentContract
-from fedrec.types import Detection, RoundRecord
+from fedrec.types import CohortUpdates, Detection, RoundRecord
 
 __all__ = ["DetectorContract"]
 
@@ -69,9 +69,11 @@ class DetectorContract(ComponentContract):
                 RoundRecord(
                     round=t,
                     global_weights=weights,
-                    client_ids=ids,
-                    updates=updates,
-                    num_samples=torch.full((self.num_clients,), 10),
+                    sent=CohortUpdates(
+                        client_ids=ids,
+                        updates=updates,
+                        num_samples=torch.full((self.num_clients,), 10),
+                    ),
                     aggregate=aggregate,
                     cohort=ids,
                 )
@@ -164,7 +166,9 @@ class DetectorContract(ComponentContract):
         """The loop may reuse a round's memory for the next one."""
         records = self.make_records(self.malicious)
         buffer = torch.empty_like(records[0].updates)
-        reused = (replace(r, updates=buffer.copy_(r.updates)) for r in records)
+        reused = (
+            replace(r, sent=replace(r.sent, updates=buffer.copy_(r.updates))) for r in records
+        )
         self.check_same(self.watch(reused, self.malicious), self.watch(records, self.malicious))
 
     def test_reset_forgets(self) -> None:

@@ -16,6 +16,7 @@ from fedrec.attacks import (
     ALIE,
     IPM,
     MPAF,
+    AttackContext,
     BackdoorAttack,
     GaussianNoise,
     LabelFlip,
@@ -29,7 +30,6 @@ from fedrec.functional.attack.alie import alie_quantile
 from fedrec.functional.attack.neurotoxin import outside_top
 from fedrec.parameters import ParameterVector
 from fedrec.random import torch_generator
-from fedrec.types import AttackContext
 
 M, D = 13, 60
 MALICIOUS = [0, 5, 12]

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.attacks import BackdoorAttack, TrimAttack
+from fedrec.attacks import AttackContext, BackdoorAttack, TrimAttack
 from fedrec.functional import every_kth_feature, pixel_pattern, trim_attack
 from fedrec.parameters import ParameterVector
 from fedrec.random import torch_generator
-from fedrec.types import AttackContext
 
 M, D = 12, 50
 MALICIOUS = [0, 5, 11]

@@ -24,7 +24,7 @@ from fedrec.detectors import (
 from fedrec.functional.detection.outliers import modified_z_scores, robust_distances
 from fedrec.functional.detection.two_means import two_means
 from fedrec.random import numpy_generator
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 M, D, T, WINDOW = 9, 14, 7, 3
 IDS = tuple(f"c{i}" for i in range(M))
@@ -44,9 +44,11 @@ def watch(detector: ScoreDetector, g: np.ndarray) -> ScoreDetector:
             RoundRecord(
                 round=t,
                 global_weights=torch.zeros(D, dtype=torch.float64),
-                client_ids=IDS,
-                updates=torch.from_numpy(updates.copy()),
-                num_samples=torch.ones(M, dtype=torch.int64),
+                sent=CohortUpdates(
+                    client_ids=IDS,
+                    updates=torch.from_numpy(updates.copy()),
+                    num_samples=torch.ones(M, dtype=torch.int64),
+                ),
                 aggregate=torch.zeros(D, dtype=torch.float64),
             )
         )

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from fedrec.aggregators import Krum
-from fedrec.attacks import KrumAttack, MinMax, MinSum
+from fedrec.attacks import AttackContext, KrumAttack, MinMax, MinSum
 from fedrec.functional.attack.krum_attack import krum_attack, krum_attack_partial
 from fedrec.functional.attack.min_max import min_max, min_sum, perturbation
 from fedrec.parameters import ParameterVector
-from fedrec.types import AttackContext
 
 M, D = 13, 60
 MALICIOUS = [0, 5, 12]

@@ -13,7 +13,7 @@ from fedrec.detectors import FLDetector
 from fedrec.functional import consistency_scores, gap_statistic
 from fedrec.functional.detection.fldetector import upper_cluster
 from fedrec.random import numpy_generator
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 M, D, T = 6, 5, 30
 
@@ -39,9 +39,11 @@ def recording(seed: int) -> list[RoundRecord]:
             RoundRecord(
                 round=t,
                 global_weights=torch.from_numpy(w),
-                client_ids=tuple(f"c{i}" for i in range(M)),
-                updates=torch.from_numpy(g),
-                num_samples=torch.ones(M),
+                sent=CohortUpdates(
+                    client_ids=tuple(f"c{i}" for i in range(M)),
+                    updates=torch.from_numpy(g),
+                    num_samples=torch.ones(M),
+                ),
                 aggregate=torch.from_numpy(a),
             )
         )

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fedrec import aggregators as rules
 from fedrec import attacks
 from fedrec.aggregators import AggregationContext, Aggregator
-from fedrec.attacks import Attack
+from fedrec.attacks import Attack, AttackContext
 from fedrec.parameters import ParameterVector
-from fedrec.types import AttackContext
 
 M, D, F = 15, 60, 3
 LAYOUT = ParameterVector(nn.Linear(D - 1, 1))

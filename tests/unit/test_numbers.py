@@ -121,7 +121,13 @@ def constructors() -> dict[str, type]:
     }
     for cls in (ClientSampler, FederatedLoop, Retention):
         found[cls.__name__] = cls
-    dataclasses_of_results = {"AggregationContext", "Partition"}
+    dataclasses_of_results = {
+        "AggregationContext",
+        "AttackContext",
+        "LocalWork",
+        "Partition",
+        "RecoveryContext",
+    }
     return {name: cls for name, cls in found.items() if name not in dataclasses_of_results}
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedrec.history.base import HistoryStore
 from fedrec.history.codecs import CODECS
@@ -65,15 +65,18 @@ class LMDBHistory(HistoryStore):
 
     Examples:
         >>> import tempfile, torch
+        >>> from fedrec.types import CohortUpdates
         >>> manifest = Manifest(
         ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
         ...     aggregator={"class_path": "fedrec.aggregators.FedAvg", "init_args": {}},
         ...     server_lr=0.1, max_rounds=1,
         ... )
         >>> record = RoundRecord(
-        ...     round=0, global_weights=torch.zeros(2), client_ids=("a", "b"),
-        ...     updates=torch.tensor([[1.0, 2.0], [4.0, 5.0]]), num_samples=torch.tensor([10, 20]),
-        ...     aggregate=torch.tensor([3.0, 4.0]),
+        ...     round=0, global_weights=torch.zeros(2), aggregate=torch.tensor([3.0, 4.0]),
+        ...     sent=CohortUpdates(
+        ...         client_ids=("a", "b"), updates=torch.tensor([[1.0, 2.0], [4.0, 5.0]]),
+        ...         num_samples=torch.tensor([10, 20]),
+        ...     ),
         ... )
         >>> with tempfile.TemporaryDirectory() as path, LMDBHistory(path) as history:
         ...     history.begin(manifest)
@@ -254,13 +257,11 @@ class LMDBHistory(HistoryStore):
         """
         return self._store.magnitude_bounds(t)
 
-    def as_stored(self, record: RoundRecord) -> RoundRecord:
-        """Return a round that is to be written as `read_round` would return it afterwards."""
-        arrays = to_arrays(record)
-        updates = as_stored(CODECS[self.manifest.codec], arrays.updates)
-        if updates is arrays.updates:
-            return record
-        return replace(record, updates=torch.from_numpy(updates).to(record.updates.device))
+    def as_stored(self, updates: Tensor) -> Tensor:
+        """Return updates that are to be written as `read_round` would return them afterwards."""
+        exact = updates.detach().cpu().contiguous().numpy()
+        stored = as_stored(CODECS[self.manifest.codec], exact)
+        return updates if stored is exact else torch.from_numpy(stored).to(updates.device)
 
     def rounds(self) -> range:
         """Return the rounds that are stored, `range(0, k)`."""

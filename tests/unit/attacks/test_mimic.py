@@ -8,7 +8,7 @@ import torch
 
 from fedrec import Callback, ClientSampler, FederatedLoop, Federation
 from fedrec.aggregators import Median
-from fedrec.attacks import Mimic, Scheduled
+from fedrec.attacks import AttackContext, Mimic, Scheduled
 from fedrec.data import Digits
 from fedrec.exceptions import ConfigurationError
 from fedrec.executors import SequentialExecutor
@@ -18,7 +18,6 @@ from fedrec.models import MLP
 from fedrec.parameters import ParameterVector
 from fedrec.recoverers import TrainFromScratch
 from fedrec.testing.problems import quadratic_federation
-from fedrec.types import AttackContext
 
 
 def record(attack: Any, rounds: int = 8, **kwargs: Any) -> MemoryHistory:

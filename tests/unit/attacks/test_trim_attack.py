@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedrec.attacks import TrimAttack
+from fedrec.attacks import AttackContext, TrimAttack
 from fedrec.exceptions import ConfigurationError
 from fedrec.parameters import ParameterVector
-from fedrec.types import AttackContext
 
 D = 40
 UPDATES = torch.randn(6, D, generator=torch.Generator().manual_seed(0))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedrec import Federation, LightningClient
-from fedrec.clients import LocalObjective
+from fedrec.clients import LocalObjective, LocalWork
 from fedrec.clients.hooks import (
     CALLED,
     CALLED_ONCE,
@@ -31,7 +31,7 @@ from fedrec.exceptions import ConfigurationError, FedrecWarning
 from fedrec.executors import VectorizedExecutor
 from fedrec.loop.checkpoint import lightning_checkpoint
 from fedrec.parameters import ParameterVector
-from fedrec.types import LocalWork, RoundContext
+from fedrec.types import RoundContext
 
 DATA = TensorDataset(torch.ones(6, 2), torch.ones(6, 1))
 PAIRS = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6) % 2)

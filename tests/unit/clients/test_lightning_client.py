@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fedrec import LightningClient
-from fedrec.clients import LocalObjective
+from fedrec.clients import LocalObjective, LocalWork
 from fedrec.clients.batches import batch_indices
 from fedrec.exceptions import ConfigurationError
 from fedrec.parameters import ParameterVector
-from fedrec.types import LocalWork, RoundContext
+from fedrec.types import RoundContext
 
 
 class Linear(pl.LightningModule):

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedrec.detectors import FLDetector
 from fedrec.exceptions import ConfigurationError
 from fedrec.functional import trim_attack, trimmed_mean
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 D = 3
 
@@ -23,9 +23,11 @@ def record(
     return RoundRecord(
         round=t,
         global_weights=torch.full((D,), -float(t)) if weights is None else weights,
-        client_ids=tuple(updates),
-        updates=torch.tensor(list(updates.values())),
-        num_samples=torch.ones(len(updates)),
+        sent=CohortUpdates(
+            client_ids=tuple(updates),
+            updates=torch.tensor(list(updates.values())),
+            num_samples=torch.ones(len(updates)),
+        ),
         aggregate=torch.full((D,), aggregate),
         cohort=tuple(updates),
     )
@@ -150,9 +152,11 @@ def test_prediction_uses_the_shared_hessian() -> None:
             RoundRecord(
                 round=t,
                 global_weights=w,
-                client_ids=("a", "b", "c"),
-                updates=torch.stack([2 * w, 3 * w, 2 * w]),
-                num_samples=torch.ones(3),
+                sent=CohortUpdates(
+                    client_ids=("a", "b", "c"),
+                    updates=torch.stack([2 * w, 3 * w, 2 * w]),
+                    num_samples=torch.ones(3),
+                ),
                 aggregate=2 * w,
             )
         )
@@ -205,9 +209,11 @@ def digits_federation(seed: int, malicious: Tensor, rounds: int) -> Iterator[Rou
         yield RoundRecord(
             round=t,
             global_weights=weights,
-            client_ids=ids,
-            updates=updates,
-            num_samples=torch.full((20,), 67),
+            sent=CohortUpdates(
+                client_ids=ids,
+                updates=updates,
+                num_samples=torch.full((20,), 67),
+            ),
             aggregate=aggregate,
         )
 

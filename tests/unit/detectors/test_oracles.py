@@ -7,7 +7,7 @@ import torch
 
 from fedrec.detectors import Detector, Ensemble, ImperfectOracle, KnownMalicious
 from fedrec.exceptions import ConfigurationError
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 CLIENTS = tuple(f"client-{i:02d}" for i in range(20))
 TRUTH = CLIENTS[3:7]
@@ -18,9 +18,11 @@ def record(t: int, client_ids: tuple[str, ...], cohort: tuple[str, ...] = ()) ->
     return RoundRecord(
         round=t,
         global_weights=torch.zeros(1),
-        client_ids=client_ids,
-        updates=torch.zeros(m, 1),
-        num_samples=torch.ones(m),
+        sent=CohortUpdates(
+            client_ids=client_ids,
+            updates=torch.zeros(m, 1),
+            num_samples=torch.ones(m),
+        ),
         aggregate=torch.zeros(1),
         cohort=cohort,
     )

@@ -28,7 +28,7 @@ from fedrec.exceptions import ConfigurationError
 from fedrec.federation import ClientSampler
 from fedrec.history import MemoryHistory
 from fedrec.testing.problems import quadratic_federation
-from fedrec.types import Detection, RoundRecord
+from fedrec.types import CohortUpdates, Detection, RoundRecord
 
 
 class FirstEntry(ScoreDetector):
@@ -44,9 +44,11 @@ def show(detector: Detector, t: int, updates: Mapping[str, Sequence[float]]) -> 
         RoundRecord(
             round=t,
             global_weights=torch.zeros(rows.shape[1]),
-            client_ids=tuple(updates),
-            updates=rows,
-            num_samples=torch.ones(len(rows), dtype=torch.int64),
+            sent=CohortUpdates(
+                client_ids=tuple(updates),
+                updates=rows,
+                num_samples=torch.ones(len(rows), dtype=torch.int64),
+            ),
             aggregate=rows.mean(dim=0),
         )
     )

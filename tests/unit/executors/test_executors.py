@@ -10,11 +10,12 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fedrec import FederatedLoop, LightningClient
+from fedrec.clients import LocalWork
 from fedrec.exceptions import ConfigurationError, FedrecWarning
 from fedrec.executors import SequentialExecutor, VectorizedExecutor
 from fedrec.models import CNN, MLP
 from fedrec.parameters import ParameterVector
-from fedrec.types import LocalWork, RoundContext
+from fedrec.types import RoundContext
 
 
 class Net(pl.LightningModule):

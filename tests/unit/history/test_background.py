@@ -25,7 +25,7 @@ from fedrec.history.lmdb.environment import Environment
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.testing.problems import quadratic_federation
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 CPU = torch.device("cpu")
 CLIENTS = ("a", "b", "c")
@@ -36,9 +36,11 @@ def record(t: int, size: int = SIZE) -> RoundRecord:
     return RoundRecord(
         round=t,
         global_weights=torch.full((size,), float(t)),
-        client_ids=CLIENTS,
-        updates=torch.tensor([[1.0], [2.0], [3.0]]).expand(3, size) * (t + 1),
-        num_samples=torch.tensor([1, 2, 3]),
+        sent=CohortUpdates(
+            client_ids=CLIENTS,
+            updates=torch.tensor([[1.0], [2.0], [3.0]]).expand(3, size) * (t + 1),
+            num_samples=torch.tensor([1, 2, 3]),
+        ),
         aggregate=torch.zeros(size),
     )
 
@@ -231,9 +233,11 @@ def test_a_large_round_waits_for_small_ones_and_they_for_it(tmp_path: Path, disk
         one = record(t, 90_000)
         return dataclasses.replace(
             one,
-            client_ids=CLIENTS[:num_clients],
-            updates=one.updates[:num_clients].contiguous(),
-            num_samples=one.num_samples[:num_clients],
+            sent=CohortUpdates(
+                client_ids=CLIENTS[:num_clients],
+                updates=one.updates[:num_clients].contiguous(),
+                num_samples=one.num_samples[:num_clients],
+            ),
         )
 
     disk.gate.set()

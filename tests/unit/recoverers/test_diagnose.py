@@ -16,7 +16,7 @@ from fedrec.exceptions import ConfigurationError
 from fedrec.functional import relative_errors
 from fedrec.history import MemoryHistory
 from fedrec.loop import FederatedLoop
-from fedrec.loop.estimate_errors import EstimateErrors, read_estimate_errors
+from fedrec.metrics.estimate_errors import EstimateErrors, read_estimate_errors
 from fedrec.recoverers import FedRecover
 from fedrec.testing.problems import QuadraticClient, quadratic_federation
 from fedrec.types import RunResult

@@ -30,9 +30,11 @@ class Context(SimpleNamespace):
             RoundRecord(
                 round=t,
                 global_weights=torch.randn(4, generator=generator),
-                client_ids=IDS,
-                updates=torch.randn(3, 4, generator=generator),
-                num_samples=torch.ones(3, dtype=torch.int64),
+                sent=CohortUpdates(
+                    client_ids=IDS,
+                    updates=torch.randn(3, 4, generator=generator),
+                    num_samples=torch.ones(3, dtype=torch.int64),
+                ),
                 aggregate=torch.zeros(4),
             )
             for t in range(6)

@@ -1,0 +1,51 @@
+"""Calling a module's `training_step`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedrec.exceptions import ConfigurationError
+
+__all__ = ["loss_of", "output_of", "training_step"]
+
+
+def training_step(module: Any, batch: Any, step: int) -> Tensor | None:
+    """Call the module's `training_step`, with or without a batch index, and return its loss."""
+    return loss_of(output_of(module, batch, step), module)
+
+
+def output_of(module: Any, batch: Any, step: int) -> Any:
+    """Call the module's `training_step`, with or without a batch index."""
+    positional = _number_of_arguments(type(module).training_step)
+    return module.training_step(batch, step) if positional > 1 else module.training_step(batch)
+
+
+def loss_of(output: Any, module: nn.Module) -> Tensor | None:
+    """Return the loss in what a `training_step` returned; `None` means to skip the step."""
+    if output is None:
+        return None
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = "a dict without one" if isinstance(output, Mapping) and loss is None else None
+        raise ConfigurationError(
+            f"Expected {type(module).__name__}.training_step to return a scalar loss tensor, a "
+            f"dict with one under 'loss', or None, but got {what or type(output).__name__}. "
+            "HINT: return the mean over the batch."
+        )
+    return loss.reshape(())
+
+
+@lru_cache
+def _number_of_arguments(method: Any) -> float:
+    """Count the positional arguments of a method after `self`."""
+    kinds = [p.kind for p in inspect.signature(method).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return math.inf
+    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return sum(kind not in keyword for kind in kinds) - 1
