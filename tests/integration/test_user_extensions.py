@@ -141,13 +141,13 @@ def test_without_allow_they_are_refused(project: Path, capsys: pytest.CaptureFix
     assert not (project / "runs").exists()
 
 
+@pytest.mark.slow  # another interpreter; the pages under docs/extend/ run theirs in this one
 def test_own_components_pass_the_contracts(project: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
         cwd=project,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -75,7 +75,7 @@ def opened(page: Path, tmp_path: Path) -> tuple[str, list[str]]:
         "--enable-logging=stderr", "--v=0", "--window-size=1400,900", "--dump-dom",
         page.as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
     return done.stdout, console
 
