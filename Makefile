@@ -1,5 +1,5 @@
-# Two commands are all: `make quickstart` and `make test`. Both set up .venv when it is missing or
-# when what it is made from has changed. Another Python: `make test PYTHON=python3.12`.
+# Three commands are all: `make quickstart`, `make test` and `make slow`. They set up .venv when it
+# is missing or when what it is made from has changed. Another Python: `make test PYTHON=python3.12`.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,12 +13,13 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c const
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint types tests docs clean
+.PHONY: help quickstart test lint types tests docs slow clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
 	@echo "make test        lint, types, tests, doctests, docs"
 	@echo "make lint | types | tests | docs   one of them"
+	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
 	@echo "make clean       remove .venv and whatever else can be made again"
 
 quickstart: $(INSTALLED)
@@ -40,7 +41,10 @@ types: $(INSTALLED)
 
 # Two processes: most tests use one core, and each process imports torch once.
 tests: $(INSTALLED)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not slow"
+
+slow: $(INSTALLED)
+	$(BIN)/pytest -n 2 -m slow
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict

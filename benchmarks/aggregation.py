@@ -104,14 +104,14 @@ def calls_of(updates: Tensor, num_byzantine: int) -> dict[tuple[str, str], Calla
     """Return calls of rules, and of the same written plainly."""
     f = num_byzantine
     rules = [
-        aggregators.Krum(f),
-        aggregators.MultiKrum(f),
-        aggregators.Bulyan(f),
-        aggregators.MeanAroundMedian(f),
+        aggregators.Krum(num_byzantine=f),
+        aggregators.MultiKrum(num_byzantine=f),
+        aggregators.Bulyan(num_byzantine=f),
+        aggregators.MeanAroundMedian(num_byzantine=f),
         aggregators.GeometricMedian(),
         aggregators.NormClipping(),
-        aggregators.DnC(f),
-        aggregators.CAF(f),
+        aggregators.DnC(num_byzantine=f),
+        aggregators.CAF(num_byzantine=f),
     ]
     calls = {(type(rule).__name__, FEDREC): partial(rule, updates) for rule in rules}
     plain = plain_rules(updates, f)

@@ -6,7 +6,7 @@ The settings of `recipes/mnist/coffee_break_trim.yaml`: MNIST on 20 clients, 4 o
 attack, a trimmed mean, a network with one hidden layer. The malicious clients are known. The
 recording is made once per seed and written with every codec (a recording does not depend on it),
 so that all else is the same. Errors are those of all updates of the middle
-round, relative, in the L2 norm.
+round, relative, in the L2 norm. TER and ACP are fractions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, TrainFromScratch
 
-HEADERS = ("seed", "codec", "TER %", "ACP %", "bytes/parameter", "rel. L2 error", "estimates")
+HEADERS = ("seed", "codec", "TER", "ACP", "bytes/parameter", "rel. L2 error", "estimates")
 
 
 def rows_of(seed: int, codecs: list[str], arguments: argparse.Namespace) -> list[list[object]]:
@@ -53,7 +53,7 @@ def rows_of(seed: int, codecs: list[str], arguments: argparse.Namespace) -> list
     )
 
     def error_rate(weights: torch.Tensor) -> float:
-        return 100 * float(loop.test(federation, weights)["ter"] or 0)
+        return float(loop.test(federation, weights)["ter"] or 0)
 
     scratch = loop.recover(federation, recording, TrainFromScratch(), exclude)
     rows: list[list[object]] = [

@@ -72,13 +72,13 @@ def gradients(
     torch.manual_seed(seed)
     side = 8 if digits else 28
     data = (Digits if digits else MNIST)(num_clients=10, seed=seed)
-    tanh = MLP(side * side, (100, 100), activation="tanh")
+    tanh = MLP(in_features=side * side, hidden=(100, 100), activation="tanh")
     module = tanh if model == "tanh" or digits else CNN()
     history = SomeRounds(rounds)
     federation = Federation.from_data(data, module, batch_size=32, malicious=malicious, seed=seed)
     FederatedLoop(logger=False, enable_progress_bar=False, num_threads=1, seed=seed).record(
         federation,
-        TrimmedMean(malicious) if malicious else FedAvg(),
+        TrimmedMean(trim=malicious) if malicious else FedAvg(),
         history,
         attack=TrimAttack() if malicious else None,
         max_rounds=max(rounds) + 1,

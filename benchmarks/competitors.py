@@ -3,8 +3,8 @@
     python benchmarks/competitors.py --csv benchmarks/results/competitors.csv
 
 Runs `recipes/benchmarks/competitors.yaml` (backdoor, FedAvg) and the same with the trim attack and
-the trimmed mean. TER and ASR are fractions. Client rounds and bytes are what remaining clients were
-asked for in all, bytes both ways; server seconds are those in which no client was computing.
+the trimmed mean. TER, ASR and ACP are fractions. Client rounds and bytes are what remaining clients
+were asked for in all, bytes both ways; server seconds are those in which no client was computing.
 History is the updates that a method reads at least once, in float32: what a server has to keep for
 it.
 """
@@ -68,7 +68,7 @@ def row(
     return [
         *(attack, name, f"{method['ter']:.4f}"),
         "" if method["asr"] is None else f"{method['asr']:.4f}",
-        "" if method["acp"] is None else f"{method['acp']:.1f}",
+        "" if method["acp"] is None else f"{method['acp']:.3f}",
         *(len(asked), sum(int(line["local_steps"]) for line in asked)),
         f"{method['client_bytes'] / 1e6:.0f}",
         f"{method['seconds'] - sum(method['client_seconds'].values()):.1f}",

@@ -32,7 +32,7 @@ def main() -> None:
     for method, colour in zip(results["methods"], COLOURS, strict=False):
         path = arguments.run / "recover" / folder_name(method["name"]) / "metrics.csv"
         style = "--" if method["name"] == "TrainFromScratch" else "-"
-        curves.append((f"{method['name']} (ACP {method['acp']:.0f} %)", path, colour, style))
+        curves.append((f"{method['name']} (ACP {100 * method['acp']:.0f} %)", path, colour, style))
     for label, path, colour, style in curves:
         rows = [row for row in read_metrics(path) if arguments.figure in row]
         xs, ys = zip(

@@ -10,7 +10,7 @@ configuration takes about 4 minutes on one core and 6.3 GB of disk, which its re
 once its results are in.
 
 Configurations that are in the CSV file are kept and skipped; an interrupted one goes on where it
-was. TER and ASR are fractions, ACP is in percent. `fixes` are the rounds in which a client was
+was. TER, ASR and ACP are fractions. `fixes` are the rounds in which a client was
 asked for an exact update because its estimate was abnormal or could not be made (`fallback`).
 Without an attack, ASR is that of the backdoor's trigger on a model that never saw it. `samples`
 tells the data apart: the official files have 10,299; files with features recomputed from the raw

@@ -139,7 +139,7 @@ def fedrec_ways(net: str, data: list[TensorDataset], batch_size: int) -> dict[st
         executor: Executor = SequentialExecutor()
         taken = path
         if path != "sequential":
-            executor = VectorizedExecutor(path, warn=False)
+            executor = VectorizedExecutor(path=path, warn=False)
             taken = executor.plan(clients, weights, ctx)["path"]
         if path == "auto":
             chosen = taken

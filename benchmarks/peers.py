@@ -61,7 +61,7 @@ from fedrec.types import RoundContext
 BATCH, TRIM, LR = 32, 0.2, 0.1
 RULES: dict[str, Aggregator] = {
     "mean": FedAvg(),
-    "trimmed mean": TrimmedMean(TRIM),
+    "trimmed mean": TrimmedMean(trim=TRIM),
     "median": Median(),
 }
 ROUND_RULES = ("mean", "trimmed mean")

@@ -36,7 +36,7 @@ from fedrec.types import RunResult
 
 RULES: dict[str, Callable[[], Aggregator]] = {
     "fedavg": FedAvg,
-    "trimmed-mean": lambda: TrimmedMean(0.2),
+    "trimmed-mean": lambda: TrimmedMean(trim=0.2),
     "median": Median,
 }
 PARTS = {
@@ -166,7 +166,7 @@ def compare(
         len(pairs) // 2
     ]
     acp = recovery[1].ledger.acp() if recovery[1].ledger is not None else 0.0
-    ideal = 1 / (1 - acp / 100)
+    ideal = 1 / (1 - acp)
     gain: list[object] = [ratio, ideal, f"{100 * ratio / ideal:.0f}", acp]
     empty: list[object] = [""] * 4
     return [

@@ -47,7 +47,7 @@ RULES: dict[str, Aggregator] = {
     "FedAvgM": rules.FedAvgM(FedAvg()),
     "FedAdam": rules.FedAdam(FedAvg()),
     "FedYogi": rules.FedYogi(FedAvg()),
-    "ServerOptimizer, Adam": rules.ServerOptimizer(FedAvg(), "Adam"),
+    "ServerOptimizer, Adam": rules.ServerOptimizer(FedAvg(), optimizer="Adam"),
 }
 
 

@@ -88,8 +88,10 @@ def point(n: int, d: int, T: int, s: int) -> dict[str, float]:  # noqa: N803 - t
             spent[0] += time.thread_time() - began
             return ClientUpdate(update=update, num_samples=1)
 
-    clients = [Quadratic(str(i), 1) for i in range(n)]
-    federation = Federation(clients, VectorModule(d), malicious=[str(i) for i in range(n // 5)])
+    clients = [Quadratic(str(i), num_samples=1) for i in range(n)]
+    federation = Federation(
+        clients, VectorModule(size=d), malicious=[str(i) for i in range(n // 5)]
+    )
     loop = FederatedLoop(enable_progress_bar=False, logger=False, num_threads=1)
     with tempfile.TemporaryDirectory() as folder, LMDBHistory(Path(folder) / "h") as history:
         _, recording = peak_of(

@@ -48,7 +48,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if row["asr"] is not None:
             parts.append(f"{100 * row['asr']:.1f}")
         if row.get("acp") is not None:
-            parts.append(f"{row['acp']:.1f}")
+            parts.append(f"{100 * row['acp']:.1f}")
         return " / ".join(parts)
 
     head = ["", *(f"seed {seed}" for seed in seeds)]

@@ -37,7 +37,7 @@ class ConvexClient(Client):
     """A linear model with weight decay, trained on all of the client's data."""
 
     def __init__(self, client_id: str, x: Tensor, y: Tensor, decay: float, softmax: bool) -> None:
-        super().__init__(client_id, len(x))
+        super().__init__(client_id, num_samples=len(x))
         self.x = torch.cat([x.flatten(1), torch.ones(len(x), 1)], dim=1)
         self.y = torch.nn.functional.one_hot(y, CLASSES).float()
         self.decay, self.softmax = decay, softmax
@@ -121,7 +121,7 @@ def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]
         samples = [part[k] for k in range(len(part))]
         x, y = torch.stack([s[0] for s in samples]), torch.tensor([int(s[1]) for s in samples])
         clients.append(ConvexClient(client_id, x.float(), y, decay, softmax))
-    module = VectorModule(clients[0].x.shape[1] * CLASSES)
+    module = VectorModule(size=clients[0].x.shape[1] * CLASSES)
     ids = [c.client_id for c in clients]
     federation = Federation(clients, module, malicious=ids[::5])
     lr = 1 / max(c.smoothness for c in clients)
@@ -157,7 +157,7 @@ def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]
                 f"{distances[-1]:.2g}",
                 f"{distances[-1] / bounds[-1]:.2g}",
                 f"{max(d / b for d, b in zip(distances[1:], bounds[1:], strict=True)):.2g}",
-                f"{result.ledger.acp():.1f}",
+                f"{result.ledger.acp():.3f}",
             )
         )
     return rows

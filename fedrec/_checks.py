@@ -118,10 +118,21 @@ def check_instance(argument: str, value: object, kind: type, *, optional: bool =
 
 
 def check_recording(
-    *, max_rounds: object, server_lr: object, on_bad_update: object = "raise", **others: object
+    *,
+    max_rounds: object,
+    server_lr: object,
+    on_bad_update: object = "raise",
+    stop_on_detection: object = False,
+    detector: object = None,
+    **others: object,
 ) -> tuple[int, float]:
     """Check the plain arguments of `FederatedLoop.record`; return the two numbers."""
     check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
+    if check_bool("stop_on_detection", stop_on_detection) and detector is None:
+        hint = "add a detector, or record without."
+        raise ConfigurationError(
+            expected("stop_on_detection", "false without a detector", True, hint=hint)
+        )
     return (
         check_int("max_rounds", max_rounds, minimum=1),
         check_float("server_lr", server_lr, minimum=0, open_minimum=True),

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["csv_text", "write_atomically"]
+__all__ = ["csv_text", "sync", "write_atomically"]
 
 
 def csv_text(lines: Iterable[Sequence[object]]) -> str:
@@ -36,8 +36,13 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has what was written to a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)

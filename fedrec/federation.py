@@ -274,6 +274,7 @@ class ClientSampler(Component):
 
     def __init__(
         self,
+        *,
         fraction: float = 1.0,
         num_clients: int | None = None,
         schedule: Sequence[Sequence[str]] | None = None,

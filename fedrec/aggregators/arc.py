@@ -42,9 +42,9 @@ class ARC(RuleWrapper, ByzantineAggregator):
         tensor([1.6667])
     """
 
-    def __init__(self, rule: Aggregator, num_byzantine: int | float) -> None:
+    def __init__(self, rule: Aggregator, *, num_byzantine: int | float) -> None:
         RuleWrapper.__init__(self, rule)
-        ByzantineAggregator.__init__(self, num_byzantine)
+        ByzantineAggregator.__init__(self, num_byzantine=num_byzantine)
 
     def check_cohort(self, num_clients: int) -> None:
         """Raise `AggregationError` if this, or the wrapped rule, cannot work with so many."""

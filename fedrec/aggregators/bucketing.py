@@ -47,7 +47,7 @@ class Bucketing(RuleWrapper):
         tensor([3.])
     """
 
-    def __init__(self, rule: Aggregator, bucket_size: int = 2) -> None:
+    def __init__(self, rule: Aggregator, *, bucket_size: int = 2) -> None:
         super().__init__(rule)
         if rule.needs_client_ids:
             hint = "it has to know who sent a row, which a bucket hides."

@@ -62,7 +62,7 @@ class ByzantineAggregator(Aggregator, ABC):
     #: $(a, b)$ if the rule needs $m \ge a f + b$ clients.
     bound: ClassVar[tuple[int, int]] = (2, 1)
 
-    def __init__(self, num_byzantine: int | float) -> None:
+    def __init__(self, *, num_byzantine: int | float) -> None:
         self.num_byzantine = check_count("num_byzantine", num_byzantine)
 
     def count(self, num_clients: int) -> int:

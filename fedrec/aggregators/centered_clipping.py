@@ -47,7 +47,7 @@ class CenteredClipping(Aggregator):
         (tensor([1.]), tensor([1.6667]))
     """
 
-    def __init__(self, tau: float, iterations: int = 1) -> None:
+    def __init__(self, *, tau: float, iterations: int = 1) -> None:
         self.tau = check_float("tau", tau, minimum=0, open_minimum=True)
         self.iterations = check_int("iterations", iterations, minimum=1)
         self._centre: Tensor | None = None

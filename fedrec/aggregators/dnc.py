@@ -58,12 +58,13 @@ class DnC(ByzantineAggregator):
 
     def __init__(
         self,
+        *,
         num_byzantine: int | float,
         filter_factor: float = 1.0,
         num_coordinates: int = 10_000,
         iterations: int = 1,
     ) -> None:
-        super().__init__(num_byzantine)
+        super().__init__(num_byzantine=num_byzantine)
         self.filter_factor = check_float(
             "filter_factor", filter_factor, minimum=0, open_minimum=True
         )

@@ -56,7 +56,7 @@ class FedAdam(RuleWrapper):
     _yogi: ClassVar[bool] = False
 
     def __init__(
-        self, rule: Aggregator, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+        self, rule: Aggregator, *, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
     ) -> None:
         super().__init__(rule)
         self.beta1 = check_float("beta1", beta1, minimum=0, maximum=1, open_maximum=True)

@@ -44,7 +44,7 @@ class FedAvg(Aggregator):
         tensor([2.5000])
     """
 
-    def __init__(self, weighted: bool = True) -> None:
+    def __init__(self, *, weighted: bool = True) -> None:
         self.weighted = check_bool("weighted", weighted)
 
     def coefficients(self, client_weights: Tensor) -> Tensor:

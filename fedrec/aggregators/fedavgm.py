@@ -46,7 +46,7 @@ class FedAvgM(RuleWrapper):
         (tensor([2.]), tensor([3.]))
     """
 
-    def __init__(self, rule: Aggregator, momentum: float = 0.9) -> None:
+    def __init__(self, rule: Aggregator, *, momentum: float = 0.9) -> None:
         super().__init__(rule)
         self.momentum = check_float("momentum", momentum, minimum=0, maximum=1, open_maximum=True)
         self._velocity: Tensor | None = None

@@ -51,7 +51,7 @@ class FLAME(Aggregator):
         tensor([4., 0.])
     """
 
-    def __init__(self, noise_factor: float = 0.001) -> None:
+    def __init__(self, *, noise_factor: float = 0.001) -> None:
         self.noise_factor = check_float("noise_factor", noise_factor, minimum=0)
 
     def aggregate(

@@ -49,7 +49,7 @@ class FoolsGold(Aggregator):
 
     needs_client_ids = True
 
-    def __init__(self, confidence: float = 1.0) -> None:
+    def __init__(self, *, confidence: float = 1.0) -> None:
         self.confidence = check_float("confidence", confidence, minimum=0, open_minimum=True)
         self._rows: dict[str, int] = {}
         self._sums: Tensor | None = None

@@ -49,6 +49,7 @@ class GeometricMedian(Aggregator):
 
     def __init__(
         self,
+        *,
         smoothing: float = 1e-6,
         tolerance: float = 1e-8,
         max_iterations: int = 1000,

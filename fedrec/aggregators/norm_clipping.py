@@ -47,7 +47,7 @@ class NormClipping(Aggregator):
     """
 
     def __init__(
-        self, max_norm: float | Literal["median"] = "median", weighted: bool = True
+        self, *, max_norm: float | Literal["median"] = "median", weighted: bool = True
     ) -> None:
         if isinstance(max_norm, str):
             check_choice("max_norm", max_norm, ["median"])

@@ -50,7 +50,7 @@ class RLR(RuleWrapper):
         tensor([ 2., -2.])
     """
 
-    def __init__(self, rule: Aggregator, threshold: int | float) -> None:
+    def __init__(self, rule: Aggregator, *, threshold: int | float) -> None:
         super().__init__(rule)
         if is_fraction(threshold):
             threshold = check_float("threshold", threshold, minimum=0, maximum=1, open_minimum=True)

@@ -57,7 +57,7 @@ class ServerOptimizer(RuleWrapper):
 
     Examples:
         >>> from fedrec.aggregators import Median
-        >>> rule = ServerOptimizer(Median(), "SGD", {"momentum": 0.5})
+        >>> rule = ServerOptimizer(Median(), optimizer="SGD", optimizer_args={"momentum": 0.5})
         >>> updates = torch.tensor([[1.0], [2.0], [9.0]])
         >>> rule(updates), rule(updates)
         (tensor([2.]), tensor([3.]))
@@ -66,6 +66,7 @@ class ServerOptimizer(RuleWrapper):
     def __init__(
         self,
         rule: Aggregator,
+        *,
         optimizer: str = "SGD",
         optimizer_args: Mapping[str, Any] | None = None,
     ) -> None:

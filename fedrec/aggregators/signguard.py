@@ -55,7 +55,7 @@ class SignGuard(Aggregator):
     """
 
     def __init__(
-        self, lower: float = 0.1, upper: float = 3.0, coordinate_fraction: float = 0.1
+        self, *, lower: float = 0.1, upper: float = 3.0, coordinate_fraction: float = 0.1
     ) -> None:
         self.lower = check_float("lower", lower, minimum=0, maximum=1)
         self.upper = check_float("upper", upper, minimum=1)

@@ -43,7 +43,7 @@ class TrimmedMean(Aggregator):
         29
     """
 
-    def __init__(self, trim: int | float) -> None:
+    def __init__(self, *, trim: int | float) -> None:
         self.trim = check_count("trim", trim)
 
     def num_trim(self, num_clients: int) -> int:

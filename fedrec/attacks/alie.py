@@ -46,7 +46,7 @@ class ALIE(Attack):
     colludes = True
 
     def __init__(
-        self, z: float | None = None, sign: int = -1, full_knowledge: bool = False
+        self, *, z: float | None = None, sign: int = -1, full_knowledge: bool = False
     ) -> None:
         self.z = None if z is None else check_float("z", z)
         if not is_integer(sign) or sign not in (-1, 1):

@@ -54,6 +54,7 @@ class BackdoorAttack(Attack):
 
     def __init__(
         self,
+        *,
         pattern: str | Trigger = "pixels",
         target_label: int = 0,
         scale: float = 10.0,

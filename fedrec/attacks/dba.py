@@ -50,6 +50,7 @@ class DBA(BackdoorAttack):
 
     def __init__(
         self,
+        *,
         num_parts: int = 4,
         pattern: str | Trigger = "pixels",
         target_label: int = 0,
@@ -57,7 +58,13 @@ class DBA(BackdoorAttack):
         adaptive: bool = False,
         image_shape: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(pattern, target_label, scale, adaptive, image_shape)
+        super().__init__(
+            pattern=pattern,
+            target_label=target_label,
+            scale=scale,
+            adaptive=adaptive,
+            image_shape=image_shape,
+        )
         self.num_parts = check_int("num_parts", num_parts, minimum=1)
         self._turns: dict[str, int] = {}
 

@@ -36,7 +36,7 @@ class GaussianNoise(Attack):
         GaussianNoise(std=0.1, additive=True)
     """
 
-    def __init__(self, std: float = 200.0, additive: bool = False) -> None:
+    def __init__(self, *, std: float = 200.0, additive: bool = False) -> None:
         self.std = check_float("std", std, minimum=0.0, open_minimum=True)
         self.additive = check_bool("additive", additive)
 

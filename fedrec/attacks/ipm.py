@@ -42,7 +42,7 @@ class IPM(Attack):
 
     full_knowledge = True
 
-    def __init__(self, epsilon: float = 0.5) -> None:
+    def __init__(self, *, epsilon: float = 0.5) -> None:
         self.epsilon = check_float("epsilon", epsilon, minimum=0.0, open_minimum=True)
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:

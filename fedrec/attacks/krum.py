@@ -38,7 +38,7 @@ class KrumAttack(Attack):
 
     colludes = True
 
-    def __init__(self, full_knowledge: bool = True, threshold: float = 1e-5) -> None:
+    def __init__(self, *, full_knowledge: bool = True, threshold: float = 1e-5) -> None:
         self.full_knowledge = check_bool("full_knowledge", full_knowledge)
         self.threshold = check_float("threshold", threshold, minimum=0.0, open_minimum=True)
 

@@ -46,7 +46,7 @@ class LabelFlip(Attack):
     """
 
     def __init__(
-        self, num_classes: int | None = None, pairs: Sequence[tuple[int, int]] | None = None
+        self, *, num_classes: int | None = None, pairs: Sequence[tuple[int, int]] | None = None
     ) -> None:
         if (num_classes is None) == (pairs is None):
             raise ConfigurationError(

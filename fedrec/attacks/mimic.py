@@ -42,7 +42,7 @@ class Mimic(Attack):
 
     full_knowledge = True
 
-    def __init__(self, warmup_rounds: int = 20) -> None:
+    def __init__(self, *, warmup_rounds: int = 20) -> None:
         self.warmup_rounds: int = check_int("warmup_rounds", warmup_rounds, minimum=1)
         self.reset(())
 

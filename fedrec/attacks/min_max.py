@@ -48,7 +48,7 @@ class MinMax(Attack):
 
     colludes = True
 
-    def __init__(self, perturbation: str = "std", full_knowledge: bool = True) -> None:
+    def __init__(self, *, perturbation: str = "std", full_knowledge: bool = True) -> None:
         self.perturbation = check_choice("perturbation", perturbation, PERTURBATIONS)
         self.full_knowledge = check_bool("full_knowledge", full_knowledge)
 

@@ -46,7 +46,7 @@ class ModelReplacement(AttackWrapper):
         0
     """
 
-    def __init__(self, attack: Attack, local_lr: float | None = None) -> None:
+    def __init__(self, attack: Attack, *, local_lr: float | None = None) -> None:
         super().__init__(attack)
         if local_lr is not None:
             local_lr = check_float("local_lr", local_lr, minimum=0.0, open_minimum=True)

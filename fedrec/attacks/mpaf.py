@@ -46,7 +46,7 @@ class MPAF(Attack):
         MPAF(scale=10.0)
     """
 
-    def __init__(self, scale: float = 1e6) -> None:
+    def __init__(self, *, scale: float = 1e6) -> None:
         self.scale = check_float("scale", scale, minimum=0.0, open_minimum=True)
 
     def base_weights(self, layout: ParameterVector, seed: int) -> Tensor:

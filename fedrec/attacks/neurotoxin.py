@@ -39,7 +39,7 @@ class Neurotoxin(AttackWrapper):
         0.05
     """
 
-    def __init__(self, attack: Attack, top_fraction: float = 0.05) -> None:
+    def __init__(self, attack: Attack, *, top_fraction: float = 0.05) -> None:
         super().__init__(attack)
         self.top_fraction = check_float(
             "top_fraction", top_fraction, minimum=0.0, maximum=1.0, open_maximum=True

@@ -36,7 +36,7 @@ class Scheduled(AttackWrapper):
     """
 
     def __init__(
-        self, attack: Attack, start: int = 0, stop: int | None = None, every: int = 1
+        self, attack: Attack, *, start: int = 0, stop: int | None = None, every: int = 1
     ) -> None:
         super().__init__(attack)
         self.start: int = check_int("start", start, minimum=0)

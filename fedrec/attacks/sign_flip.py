@@ -36,7 +36,7 @@ class SignFlip(Attack):
                 [ 1.]])
     """
 
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, *, scale: float = 1.0) -> None:
         self.scale = check_float("scale", scale, minimum=0.0, open_minimum=True)
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:

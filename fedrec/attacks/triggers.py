@@ -90,6 +90,7 @@ class PixelTrigger(Trigger):
 
     def __init__(
         self,
+        *,
         pixels: Sequence[Sequence[int]] = BADNETS_PIXELS,
         value: float | None = None,
         image_shape: Sequence[int] | None = None,
@@ -130,7 +131,7 @@ class SquareTrigger(Trigger):
     """
 
     def __init__(
-        self, size: int = 3, value: float | None = None, image_shape: Sequence[int] | None = None
+        self, *, size: int = 3, value: float | None = None, image_shape: Sequence[int] | None = None
     ) -> None:
         self.size = check_int("size", size, minimum=1)
         self.value = None if value is None else check_float("value", value)
@@ -162,7 +163,7 @@ class FeatureTrigger(Trigger):
         tensor([[1., 0., 1., 0.]])
     """
 
-    def __init__(self, k: int = 20, value: float = 0.0) -> None:
+    def __init__(self, *, k: int = 20, value: float = 0.0) -> None:
         self.k = check_int("k", k, minimum=1)
         self.value = check_float("value", value)
 
@@ -195,7 +196,7 @@ class BlendedTrigger(Trigger):
         True
     """
 
-    def __init__(self, ratio: float = 0.2, seed: int = 0) -> None:
+    def __init__(self, *, ratio: float = 0.2, seed: int = 0) -> None:
         self.ratio = check_float("ratio", ratio, minimum=0.0, maximum=1.0, open_minimum=True)
         self.seed: int = check_int("seed", seed)
 

@@ -48,7 +48,7 @@ class TrimAttack(Attack):
     full_knowledge = True
     colludes = True
 
-    def __init__(self, b_max: float = 2.0, full_knowledge: bool = True) -> None:
+    def __init__(self, *, b_max: float = 2.0, full_knowledge: bool = True) -> None:
         self.b_max = check_float("b_max", b_max, minimum=1.0)
         self.full_knowledge = check_bool("full_knowledge", full_knowledge)
 

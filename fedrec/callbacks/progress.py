@@ -82,7 +82,9 @@ class RichProgressBar(Callback):
             return
         self._progress.update(self._task, completed=ctx.round + 1)
         shown = [
-            f"{name.upper()} {metrics[name]:.3f}" for name in ("ter", "asr") if name in metrics
+            f"{name.upper()} {100 * metrics[name]:.1f} %"
+            for name in ("ter", "asr")
+            if name in metrics
         ]
         if shown:
             self._progress.update(self._task, figures="  ".join(shown))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -18,7 +17,7 @@ from fedrec.recipe.grid import parse_grid, short_keys
 from fedrec.recipe.planning import plan_sweep
 from fedrec.recipe.points import Point, sweep_points
 from fedrec.recipe.tables import synthetic_text
-from fedrec.report.table import fraction, percent
+from fedrec.report.table import percent
 
 __all__ = ["sweep_command"]
 
@@ -82,13 +81,11 @@ def _print(done: Sweep, console: Console) -> None:
     for key in done.keys:
         table.add_column(escape(short[key]), overflow="fold")
     table.add_column("Model", overflow="fold")
-    for heading in ("TER", "ASR", "ACP %"):
+    for heading in ("TER %", "ASR %", "ACP %"):
         table.add_column(heading, justify="right")
     for row in done.summary:
         cells = [
-            _cell(row["ter_mean"], row["ter_std"], fraction),
-            _cell(row["asr_mean"], row["asr_std"], fraction),
-            _cell(row["acp_mean"], row["acp_std"], percent),
+            _cell(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in ("ter", "asr", "acp")
         ]
         labels = [escape(str(row[key])) for key in (*done.keys, "method")]
         if row["failures"]:
@@ -97,8 +94,8 @@ def _print(done: Sweep, console: Console) -> None:
     console.print(table)
 
 
-def _cell(mean: float | None, std: float | None, text: Any) -> str:
-    return text(mean) if std is None else f"{text(mean)} ± {text(std)}"
+def _cell(mean: float | None, std: float | None) -> str:
+    return percent(mean) if std is None else f"{percent(mean)} ± {percent(std)}"
 
 
 def _line(console: Console, text: str) -> None:

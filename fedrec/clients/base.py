@@ -35,7 +35,7 @@ class Client(ABC):
         tensor([-1., -1.])
     """
 
-    def __init__(self, client_id: str, num_samples: int) -> None:
+    def __init__(self, client_id: str, *, num_samples: int) -> None:
         self.client_id = client_id
         self.num_samples = num_samples
 

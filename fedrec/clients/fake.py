@@ -34,8 +34,9 @@ class FakeClient(Client):
         tensor([0., 0., 0.])
     """
 
-    def __init__(self, client_id: str, num_samples: int) -> None:
-        super().__init__(client_id, check_int("num_samples", num_samples, minimum=1))
+    def __init__(self, client_id: str, *, num_samples: int) -> None:
+        num_samples = check_int("num_samples", num_samples, minimum=1)
+        super().__init__(client_id, num_samples=num_samples)
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext | None) -> ClientUpdate:
         """Return zeros."""

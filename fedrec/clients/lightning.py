@@ -145,7 +145,7 @@ class LightningClient(Client):
             raise ConfigurationError(
                 f"Client {client_id!r} has no data. HINT: use fewer clients or another partition."
             )
-        super().__init__(client_id, num_samples)
+        super().__init__(client_id, num_samples=num_samples)
         self.module: Any = module
         self.dataset: Any = dataset
         self.batch_size = batch_size

@@ -74,6 +74,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     def __init__(
         self,
+        *,
         num_clients: int,
         partitioner: Partitioner | None = None,
         seed: int = 0,
@@ -149,8 +150,14 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         """
         from fedrec.data.lightning import FromDataModule  # it is a subclass of this class
 
-        arguments = (num_clients, partitioner, seed, server_samples, server_beta)
-        return FromDataModule(datamodule, *arguments)
+        return FromDataModule(
+            datamodule,
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
 
     @cached_property
     def _datasets(self) -> tuple[TensorDataset, TensorDataset | None]:

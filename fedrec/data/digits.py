@@ -46,6 +46,7 @@ class Digits(FederatedDataModule):
 
     def __init__(
         self,
+        *,
         num_clients: int = 20,
         partitioner: Partitioner | None = None,
         test_fraction: float = 0.25,
@@ -53,7 +54,13 @@ class Digits(FederatedDataModule):
         server_samples: int = 0,
         server_beta: float | None = None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
+        super().__init__(
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
         self.test_fraction = check_float(
             "test_fraction",
             test_fraction,

@@ -80,6 +80,7 @@ class HAR(FederatedDataModule):
 
     def __init__(
         self,
+        *,
         root: str | os.PathLike[str] | None = None,
         num_clients: int = 30,
         partitioner: Partitioner | None = None,
@@ -87,7 +88,13 @@ class HAR(FederatedDataModule):
         server_samples: int = 0,
         server_beta: float | None = None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
+        super().__init__(
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
         check_root(root)
         self.root = root
         self._by_person = partitioner is None
@@ -106,7 +113,7 @@ class HAR(FederatedDataModule):
             draw = numpy_generator(self.seed, "train-samples", client_id=str(person))
             is_train[draw.permutation(samples)[: -(-3 * len(samples) // 4)]] = True
         if self._by_person:
-            self.partitioner = ByUser(everything.people[is_train].tolist())
+            self.partitioner = ByUser(users=everything.people[is_train].tolist())
         inputs = torch.from_numpy(everything.inputs)
         labels = torch.from_numpy(everything.labels - 1)
         return (

@@ -58,13 +58,20 @@ class FromDataModule(FederatedDataModule):
     def __init__(
         self,
         datamodule: pl.LightningDataModule,
+        *,
         num_clients: int,
         partitioner: Partitioner | None,
         seed: int,
         server_samples: int,
         server_beta: float | None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
+        super().__init__(
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
         # Not isinstance: a data module of `lightning.pytorch` is as good, but another class.
         needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
         usable = all(callable(getattr(datamodule, name, None)) for name in needed)

@@ -58,6 +58,7 @@ class MNIST(FederatedDataModule):
 
     def __init__(
         self,
+        *,
         root: str | os.PathLike[str] | None = None,
         num_clients: int = 100,
         partitioner: Partitioner | None = None,
@@ -66,7 +67,13 @@ class MNIST(FederatedDataModule):
         server_samples: int = 0,
         server_beta: float | None = None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
+        super().__init__(
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
         check_root(root)
         if max_samples is not None:
             max_samples = check_int("max_samples", max_samples, minimum=1)

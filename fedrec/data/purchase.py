@@ -37,6 +37,7 @@ class _Records(FederatedDataModule):
 
     def __init__(
         self,
+        *,
         num_clients: int,
         partitioner: Partitioner | None,
         seed: int,
@@ -44,7 +45,13 @@ class _Records(FederatedDataModule):
         server_samples: int,
         server_beta: float | None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed, server_samples, server_beta)
+        super().__init__(
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
         self.num_train = check_int("num_train", num_train, minimum=1)
 
     @abstractmethod
@@ -126,6 +133,7 @@ class Purchase(_Records):
 
     def __init__(
         self,
+        *,
         root: str | os.PathLike[str] | None = None,
         num_clients: int = 100,
         partitioner: Partitioner | None = None,
@@ -134,7 +142,14 @@ class Purchase(_Records):
         server_samples: int = 0,
         server_beta: float | None = None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed, num_train, server_samples, server_beta)
+        super().__init__(
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            num_train=num_train,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
         check_root(root)
         self.root = root
 
@@ -196,6 +211,7 @@ class PurchaseSynthetic(_Records):
 
     def __init__(
         self,
+        *,
         num_clients: int = 100,
         partitioner: Partitioner | None = None,
         seed: int = 0,
@@ -204,7 +220,14 @@ class PurchaseSynthetic(_Records):
         server_samples: int = 0,
         server_beta: float | None = None,
     ) -> None:
-        super().__init__(num_clients, partitioner, seed, num_train, server_samples, server_beta)
+        super().__init__(
+            num_clients=num_clients,
+            partitioner=partitioner,
+            seed=seed,
+            num_train=num_train,
+            server_samples=server_samples,
+            server_beta=server_beta,
+        )
         self.num_records = check_int("num_records", num_records, minimum=2)
 
     def records(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -20,7 +20,7 @@ class Autoencoder(pl.LightningModule):
         lr: Learning rate of Adam.
     """
 
-    def __init__(self, num_features: int, hidden: int, code: int, lr: float) -> None:
+    def __init__(self, *, num_features: int, hidden: int, code: int, lr: float) -> None:
         super().__init__()
         self.lr = lr
         self.encoder = nn.Sequential(

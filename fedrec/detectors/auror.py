@@ -38,7 +38,6 @@ class Auror(ScoreDetector):
             earliest.
         threshold: $\tau$: above this fraction of the indicative coordinates a client is flagged.
         start_round: Rounds before this are not looked at.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -54,14 +53,14 @@ class Auror(ScoreDetector):
 
     def __init__(
         self,
+        *,
         alpha: float = 3.5,
         find_rounds: int = 10,
         window: int = 10,
         threshold: float = 0.5,
         start_round: int = 0,
-        action: str = "report",
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
         self.alpha = check_float("alpha", alpha, minimum=0.0, open_minimum=True)
         self.find_rounds = check_int("find_rounds", find_rounds, minimum=1)
 

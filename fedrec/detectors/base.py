@@ -19,8 +19,8 @@ __all__ = ["Detector"]
 class Detector(Component, ABC):
     """Finds malicious clients from what the server sees, online or from a stored history.
 
-    Write `observe` and `result`, and `reset` if there is state. A constructor argument `action`
-    ("report" or "stop") says whether a decision ends the recording; stored as `self.action`.
+    Write `observe` and `result`, and `reset` if there is state. A detector judges; whether its
+    decision ends the recording is for `FederatedLoop.record(stop_on_detection=)` to say.
 
     Examples:
         >>> class Loudest(Detector):
@@ -36,8 +36,6 @@ class Detector(Component, ABC):
         ...         worst = max(self.norms, key=self.norms.get)
         ...         return Detection(malicious=(worst,), seen=tuple(sorted(self.norms)), round=0)
     """
-
-    action: str = "report"
 
     #: Whether `observe` looks at the updates; one that does not works on what any history keeps.
     needs_updates: bool = True
@@ -69,7 +67,7 @@ class Detector(Component, ABC):
             truth: The clients that are malicious, for oracles; by default as recorded.
 
         Returns:
-            The verdict after the last round (after the deciding round with `action="stop"`).
+            The verdict after the last round.
 
         Raises:
             ConfigurationError: If the detector needs updates that the history did not keep.
@@ -81,9 +79,8 @@ class Detector(Component, ABC):
                 raise ConfigurationError(
                     f"{type(self).__name__} needs the updates of every round, but the history did "
                     f"not keep all of round {t} (keep={dict(keep)}). HINT: let it watch the "
-                    'recording (`action="stop"`), or record with all updates.'
+                    "recording (`detector=`, in a recipe with `stop_on_detection: true`), or "
+                    "record with all updates."
                 )
             self.observe(history.read_round(t, None if self.needs_updates else ()))
-            if self.action == "stop" and self.result().round is not None:
-                break
         return self.result()

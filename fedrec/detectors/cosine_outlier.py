@@ -25,7 +25,6 @@ class CosineOutlier(ScoreDetector):
             earliest.
         threshold: Above this average a client is flagged, in robust standard deviations.
         start_round: Rounds before this are not scored.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -35,17 +34,17 @@ class CosineOutlier(ScoreDetector):
 
     Examples:
         >>> CosineOutlier(window=5)
-        CosineOutlier(window=5, threshold=3.5, start_round=0, action='report')
+        CosineOutlier(window=5, threshold=3.5, start_round=0)
     """
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,
-        action: str = "report",
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
 
     def score(self, record: RoundRecord) -> Tensor:
         """Standardise the cosine distances to the median."""

@@ -38,7 +38,6 @@ class CrossRoundConsistency(ScoreDetector):
         threshold: Above this average a client is flagged, in robust standard deviations.
         two_sided: Whether unusually consistent clients are suspicious, too.
         start_round: Rounds before this are not scored.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -54,14 +53,14 @@ class CrossRoundConsistency(ScoreDetector):
 
     def __init__(
         self,
+        *,
         measure: str = "cosine",
         window: int = 10,
         threshold: float = 3.5,
         two_sided: bool = True,
         start_round: int = 0,
-        action: str = "report",
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
         self.measure = check_choice("measure", measure, ["cosine", "sign"])
         self.two_sided = check_bool("two_sided", two_sided)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedrec._checks import check_choice, check_int
+from fedrec._checks import check_int
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import Detection, RoundRecord
@@ -16,30 +16,23 @@ class Ensemble(Detector):
     """Flags the clients that enough of several detectors flag.
 
     A client's score is the fraction of the detectors that flag it. The decision is the first round
-    in which anybody has enough votes. Every detector watches all rounds; their own `action` does
-    not matter.
+    in which anybody has enough votes. Every detector watches all rounds.
 
     Args:
         detectors: At least one detector, no object twice, not inside another ensemble either: it
             would see every round twice.
         votes: How many have to agree; `None` for more than half of them.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
         ConfigurationError: If there is no detector, one object twice, or fewer than `votes`.
 
     Examples:
         >>> from fedrec.detectors import KnownMalicious
-        >>> Ensemble([KnownMalicious(["a"]), KnownMalicious(["a", "b"])], votes=2).votes
+        >>> Ensemble([KnownMalicious(ids=["a"]), KnownMalicious(ids=["a", "b"])], votes=2).votes
         2
     """
 
-    def __init__(
-        self,
-        detectors: Sequence[Detector],
-        votes: int | None = None,
-        action: str = "report",
-    ) -> None:
+    def __init__(self, detectors: Sequence[Detector], *, votes: int | None = None) -> None:
         detectors = tuple(detectors)
         if not detectors or not all(isinstance(d, Detector) for d in detectors):
             raise ConfigurationError(
@@ -59,7 +52,6 @@ class Ensemble(Detector):
             raise ConfigurationError(expected("votes", requirement, votes))
         self.detectors = detectors
         self.votes = votes
-        self.action = check_choice("action", action, ["report", "stop"])
         self.needs_updates = any(d.needs_updates for d in detectors)
         self._round: int | None = None
 

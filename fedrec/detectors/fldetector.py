@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_choice, check_float, check_int
+from fedrec._checks import check_float, check_int
 from fedrec.detectors.base import Detector
 from fedrec.functional.detection.fldetector import consistency_scores, gap_statistic, upper_cluster
 from fedrec.functional.recovery.lbfgs import lbfgs_hvp
@@ -63,7 +63,6 @@ class FLDetector(Detector):
         num_references: Reference sets of the gap statistic.
         standard_errors: How many standard errors a further cluster has to gain in the gap
             statistic; see `fedrec.functional.gap_statistic` for the false alarms to expect.
-        action: `"report"`, or `"stop"` to end the recording at the verdict.
         seed: Seed of the reference sets.
 
     Raises:
@@ -80,13 +79,13 @@ class FLDetector(Detector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         buffer_size: int = 10,
         start_round: int = 20,
         max_clusters: int = 7,
         num_references: int = 100,
         standard_errors: float = 3.0,
-        action: str = "report",
         seed: int = 0,
     ) -> None:
         self.window = check_int("window", window, minimum=1)
@@ -95,7 +94,6 @@ class FLDetector(Detector):
         self.max_clusters = check_int("max_clusters", max_clusters, minimum=2)
         self.num_references = check_int("num_references", num_references, minimum=2)
         self.standard_errors = check_float("standard_errors", standard_errors, minimum=0.0)
-        self.action = check_choice("action", action, ["report", "stop"])
         self.seed = check_int("seed", seed, minimum=0)
         self.reset()
 

@@ -39,7 +39,7 @@ class ImperfectOracle(Detector):
 
     needs_updates = False
 
-    def __init__(self, fnr: float = 0.0, fpr: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, *, fnr: float = 0.0, fpr: float = 0.0, seed: int = 0) -> None:
         self.fnr = check_float("fnr", fnr, minimum=0.0, maximum=1.0)
         self.fpr = check_float("fpr", fpr, minimum=0.0, maximum=1.0)
         self.seed = check_int("seed", seed, minimum=0)

@@ -29,7 +29,7 @@ class KnownMalicious(Detector):
 
     needs_updates = False
 
-    def __init__(self, ids: Sequence[str] | None = None) -> None:
+    def __init__(self, *, ids: Sequence[str] | None = None) -> None:
         if ids is not None and (
             isinstance(ids, str) or not all(isinstance(client_id, str) for client_id in ids)
         ):

@@ -37,7 +37,6 @@ class Mahalanobis(ScoreDetector):
             earliest.
         threshold: Above this average a client is flagged, in robust standard deviations.
         start_round: Rounds before this are not scored.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
         seed: Seed of directions and of the search for the smallest determinant.
 
     Raises:
@@ -54,15 +53,15 @@ class Mahalanobis(ScoreDetector):
 
     def __init__(
         self,
+        *,
         num_components: int = 2,
         projection: str = "pca",
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,
-        action: str = "report",
         seed: int = 0,
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
         self.num_components = check_int("num_components", num_components, minimum=1)
         self.projection = check_choice("projection", projection, ["pca", "random"])
         self.seed = check_int("seed", seed, minimum=0)

@@ -26,7 +26,6 @@ class NormOutlier(ScoreDetector):
         threshold: Above this average a client is flagged, in robust standard deviations.
         two_sided: Whether unusually short updates are suspicious, too.
         start_round: Rounds before this are not scored.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -57,13 +56,13 @@ class NormOutlier(ScoreDetector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 3.5,
         two_sided: bool = False,
         start_round: int = 0,
-        action: str = "report",
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
         self.two_sided = check_bool("two_sided", two_sided)
 
     def score(self, record: RoundRecord) -> Tensor:

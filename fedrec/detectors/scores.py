@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedrec._checks import check_choice, check_float, check_int
+from fedrec._checks import check_float, check_int
 from fedrec.detectors.base import Detector
 from fedrec.types import Detection, RoundRecord
 
@@ -27,7 +27,6 @@ class ScoreDetector(Detector):
         window: Rounds a client's score is averaged over, at least 1.
         threshold: Above this, a client is flagged.
         start_round: Rounds before this are not scored.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -46,15 +45,14 @@ class ScoreDetector(Detector):
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,
-        action: str = "report",
     ) -> None:
         self.window = check_int("window", window, minimum=1)
         self.threshold = check_float("threshold", threshold, minimum=0.0)
         self.start_round = check_int("start_round", start_round, minimum=0)
-        self.action = check_choice("action", action, ["report", "stop"])
         self.reset()
 
     @abstractmethod

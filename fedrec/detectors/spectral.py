@@ -34,7 +34,6 @@ class Spectral(ScoreDetector):
             earliest.
         threshold: Above this average a client is flagged, in robust standard deviations.
         start_round: Rounds before this are not scored.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
         seed: Seed of the coordinates.
 
     Raises:
@@ -51,14 +50,14 @@ class Spectral(ScoreDetector):
 
     def __init__(
         self,
+        *,
         num_coordinates: int | None = None,
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,
-        action: str = "report",
         seed: int = 0,
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
         if num_coordinates is not None:
             num_coordinates = check_int("num_coordinates", num_coordinates, minimum=1)
         self.num_coordinates = num_coordinates

@@ -40,7 +40,6 @@ class SybilSimilarity(ScoreDetector):
             earliest.
         threshold: Above this average a client is flagged, in robust standard deviations.
         start_round: Rounds before this are not scored, but count for the sums.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -50,17 +49,17 @@ class SybilSimilarity(ScoreDetector):
 
     Examples:
         >>> SybilSimilarity(window=5)
-        SybilSimilarity(window=5, threshold=6.0, start_round=0, action='report')
+        SybilSimilarity(window=5, threshold=6.0, start_round=0)
     """
 
     def __init__(
         self,
+        *,
         window: int = 10,
         threshold: float = 6.0,
         start_round: int = 0,
-        action: str = "report",
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
 
     def reset(self, truth: Sequence[str] = ()) -> None:
         """Forget everything observed.

@@ -51,7 +51,6 @@ class UpdateAutoencoder(ScoreDetector):
             earliest.
         threshold: Above this average a client is flagged, in robust standard deviations.
         start_round: Rounds before this are not looked at.
-        action: `"report"`, or `"stop"` to end the recording once anybody is flagged.
         seed: Seed of the coordinates and of the initial weights.
 
     Raises:
@@ -68,6 +67,7 @@ class UpdateAutoencoder(ScoreDetector):
 
     def __init__(
         self,
+        *,
         num_features: int = 64,
         hidden: int = 32,
         code: int = 8,
@@ -77,10 +77,9 @@ class UpdateAutoencoder(ScoreDetector):
         window: int = 10,
         threshold: float = 3.5,
         start_round: int = 0,
-        action: str = "report",
         seed: int = 0,
     ) -> None:
-        super().__init__(window, threshold, start_round, action)
+        super().__init__(window=window, threshold=threshold, start_round=start_round)
         self.num_features = check_int("num_features", num_features, minimum=2)
         self.hidden = check_int("hidden", hidden, minimum=1)
         self.code = check_int("code", code, minimum=1)
@@ -134,7 +133,9 @@ class UpdateAutoencoder(ScoreDetector):
 
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(key(self.seed, "autoencoder") % 2**63)
-            model = Autoencoder(examples.shape[1], self.hidden, self.code, self.lr)
+            model = Autoencoder(
+                num_features=examples.shape[1], hidden=self.hidden, code=self.code, lr=self.lr
+            )
             optimizer = model.configure_optimizers()
             for step in range(self.epochs):
                 optimizer.zero_grad()

@@ -103,6 +103,7 @@ class VectorizedExecutor(Executor):
 
     def __init__(
         self,
+        *,
         path: str = "auto",
         chunk_size: int | None = None,
         warn: bool = True,

@@ -13,9 +13,11 @@ from typing import Any
 
 from fedrec.exceptions import ConfigurationError, HistoryFormatError
 
-__all__ = ["FORMAT_VERSION", "Manifest"]
+__all__ = ["FLOAT_BYTES", "FORMAT_VERSION", "Manifest"]
 
 FORMAT_VERSION = 1
+#: Of a weight or an update's entry where it is sent, held or stored as it is: float32.
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)

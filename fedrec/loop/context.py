@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from fedrec.clients.objective import LocalWork
 from fedrec.exceptions import ConfigurationError, RecoveryError, ShapeError
+from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.loop.server import server_client, server_loss, trained
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.types import CohortUpdates, RoundContext, RoundRecord
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from fedrec.loop.round import Engine
 
 __all__ = ["help_from_attackers", "recovery_context", "require_cooperation"]
-
-_FLOAT_BYTES = 4
 
 
 def recovery_context(
@@ -73,7 +72,7 @@ def recovery_context(
                 t,
                 reason,
                 local_steps=engine.clients[client_id].num_local_steps(worked),
-                num_bytes=2 * _FLOAT_BYTES * weights.numel(),
+                num_bytes=2 * FLOAT_BYTES * weights.numel(),
             )
         recovery.loop.call("on_updates", ctx, sent)
         return sent

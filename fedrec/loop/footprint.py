@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fedrec.history.manifest import FLOAT_BYTES
+
 __all__ = ["num_bytes_text", "recording_bytes", "recovery_bytes"]
 
-_FLOAT_BYTES = 4
 # Matrices of one row per client: computed, attacked, being stored, and in the store's transaction;
 # in a recovery: read, read ahead, asked for, estimated.
 _MATRICES = 4
@@ -23,7 +24,7 @@ def recording_bytes(num_clients: int, num_parameters: int) -> int:
         >>> recording_bytes(num_clients=100, num_parameters=139_960)
         223936000
     """
-    return _FLOAT_BYTES * _MATRICES * num_clients * num_parameters
+    return FLOAT_BYTES * _MATRICES * num_clients * num_parameters
 
 
 def recovery_bytes(num_clients: int, num_parameters: int, kept: int) -> int:

@@ -90,7 +90,7 @@ class FederatedLoop:
         2
         >>> result = loop.recover(federation, history, HistoricalOnly(), exclude=["client-0"])
         >>> result.ledger.acp()
-        100.0
+        1.0
     """
 
     def __init__(
@@ -183,6 +183,7 @@ class FederatedLoop:
         server_lr: float,
         attack: Attack | None = None,
         detector: Detector | None = None,
+        stop_on_detection: bool = False,
         sampler: ClientSampler | None = None,
         on_bad_update: str = "raise",
         resume: bool = False,
@@ -197,7 +198,8 @@ class FederatedLoop:
             max_rounds: $T$.
             server_lr: Learning rate of the server step; gradients are means over samples.
             attack: What the malicious clients do.
-            detector: Watches every round; with `action="stop"` its decision ends the recording.
+            detector: Watches every round.
+            stop_on_detection: Whether the detector's decision ends the recording.
             sampler: Chooses the clients of each round; `None` for all of them.
             on_bad_update: `"raise"`, or `"drop"` to leave a client with an unusable update out of
                 the round, and say so in the round's record.
@@ -208,12 +210,17 @@ class FederatedLoop:
             Final weights, curve and the detector's verdict.
 
         Raises:
-            ConfigurationError: If the history holds another recording.
+            ConfigurationError: If the history holds another recording, or the recording is to stop
+                on detection without a detector.
             UpdateError: If a client sends something unusable and `on_bad_update="raise"`.
             KeyboardInterrupt: After Ctrl-C, between two rounds; everything done is stored.
         """
         max_rounds, server_lr = check_recording(
-            max_rounds=max_rounds, server_lr=server_lr, on_bad_update=on_bad_update
+            max_rounds=max_rounds,
+            server_lr=server_lr,
+            on_bad_update=on_bad_update,
+            stop_on_detection=stop_on_detection,
+            detector=detector,
         )
         check_instance("federation", federation, Federation)
         check_instance("aggregator", aggregator, Aggregator)
@@ -232,6 +239,7 @@ class FederatedLoop:
                 server_lr=server_lr,
                 attack=attack,
                 detector=detector,
+                stop_on_detection=stop_on_detection,
                 sampler=sampler,
                 on_bad_update=on_bad_update,
                 resume=resume,

@@ -99,6 +99,7 @@ class Recording:
     server_lr: float
     attack: Attack | None
     detector: Detector | None
+    stop_on_detection: bool
     sampler: ClientSampler | None
     on_bad_update: str
     resume: bool
@@ -171,8 +172,8 @@ class Recording:
 
     def _decided(self) -> bool:
         return (
-            self.detector is not None
-            and self.detector.action == "stop"
+            self.stop_on_detection
+            and self.detector is not None
             and self.detector.result().round is not None
         )
 

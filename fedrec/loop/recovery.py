@@ -28,6 +28,7 @@ from fedrec.loop.interrupts import stop_between_rounds
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.recording import announce, require_same_plan, training_of
 from fedrec.loop.round import Engine
+from fedrec.loop.server import no_server_data
 from fedrec.metrics import CostLedger
 from fedrec.metrics.estimate_errors import EstimateErrors
 from fedrec.recoverers._gradients import warn_unless_gradients
@@ -181,11 +182,7 @@ class Recovery:
                 "nothing of theirs. HINT: exclude them."
             )
         if self.recoverer.needs_server_data and federation.server_data is None:
-            raise ConfigurationError(
-                f"{type(self.recoverer).__name__} needs clean data at the server. "
-                "HINT: pass `server_data=` to the federation, or `server_samples=` to its data "
-                "module."
-            )
+            raise ConfigurationError(no_server_data(type(self.recoverer).__name__))
         if self.recoverer.needs_excluded_client:
             require_cooperation(self)
         self._require_same_training()

@@ -20,9 +20,17 @@ from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
 from fedrec.types import CohortUpdates, RoundContext
 
-__all__ = ["require_lightning", "server_client", "server_loss", "trained"]
+__all__ = ["no_server_data", "require_lightning", "server_client", "server_loss", "trained"]
 
 _BATCH = 256
+
+
+def no_server_data(method: str) -> str:
+    """Say that this method needs clean data at the server, and where they come from."""
+    return (
+        f"{method} needs clean data at the server, but there are none. HINT: set "
+        "`server_samples=` of the data module, or, in Python, `server_data=` of the federation."
+    )
 
 
 def server_client(federation: Federation, method: str) -> LightningClient:
@@ -38,10 +46,7 @@ def server_client(federation: Federation, method: str) -> LightningClient:
     data = federation.server_data
     num_samples = 0 if data is None else len(data)  # type: ignore[arg-type]
     if data is None or num_samples == 0:
-        raise ConfigurationError(
-            f"{method} needs clean data at the server. HINT: pass `server_data=` to the "
-            "federation, or `server_samples=` to its data module."
-        )
+        raise ConfigurationError(no_server_data(method))
     for client in federation.clients:
         if isinstance(client, LightningClient):
             server = client.with_dataset(data)

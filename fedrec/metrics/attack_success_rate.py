@@ -53,7 +53,7 @@ class AttackSuccessRate(Metric):
     hits: Tensor
     total: Tensor
 
-    def __init__(self, target_label: int) -> None:
+    def __init__(self, *, target_label: int) -> None:
         super().__init__()
         self.target_label = check_int("target_label", target_label, minimum=0)
         self.add_state("hits", torch.tensor(0), dist_reduce_fx="sum")

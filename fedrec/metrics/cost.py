@@ -44,13 +44,13 @@ class CostEntry(NamedTuple):
 class CostLedger:
     r"""Who was asked for exact updates during a recovery, when and why.
 
-    $$ \mathrm{CP}_i = \frac{T_i - T_{r,i}}{T_i} \cdot 100, \qquad
+    $$ \mathrm{CP}_i = \frac{T_i - T_{r,i}}{T_i}, \qquad
        \mathrm{ACP} = \frac{1}{n'} \sum_i \mathrm{CP}_i $$
 
-    where $T_i$ is the number of rounds client $i$ would compute in when training from scratch and
-    $T_{r,i}$ the number of rounds in which it was asked; twice in one round counts once. The mean
-    runs over the $n'$ clients that remain in the recovery, which are the clients given here
-    without those of $T_i = 0$.
+    Both are fractions, at most 1; papers report them in percent. $T_i$ is the number of rounds
+    client $i$ would compute in when training from scratch and $T_{r,i}$ the number of rounds in
+    which it was asked; twice in one round counts once. The mean runs over the $n'$ clients that
+    remain in the recovery, which are the clients given here without those of $T_i = 0$.
 
     Args:
         num_rounds: $T_i$ by client, for the clients that remain in the recovery.
@@ -63,12 +63,12 @@ class CostLedger:
           Historical Information, IEEE S&P 2023, evaluation metrics.
 
     Examples:
-        >>> ledger = CostLedger({"a": 10, "b": 10})
+        >>> ledger = CostLedger({"a": 8, "b": 8})
         >>> ledger.add("a", 0, "warmup")
         >>> ledger.add("b", 0, "warmup")
         >>> ledger.add("b", 4, "abnormality")
         >>> ledger.cp(), ledger.acp()
-        ({'a': 90.0, 'b': 80.0}, 85.0)
+        ({'a': 0.875, 'b': 0.75}, 0.8125)
         >>> ledger.exact_rounds_by_reason()["abnormality"]
         0.5
     """
@@ -135,16 +135,19 @@ class CostLedger:
         return np.array(list(self.num_rounds.values()), dtype=np.int64) > 0
 
     def cp(self) -> dict[str, float]:
-        """Return each client's cost-saving percentage; clients with $T_i = 0$ are left out."""
+        """Return the fraction of its rounds that each client is spared, the CP; at most 1.
+
+        Clients with $T_i = 0$ are left out.
+        """
         asked = np.bincount(self._first_requests()[:, 0], minlength=len(self.num_rounds)).tolist()
         return {
-            client_id: (total - count) / total * 100
+            client_id: (total - count) / total
             for (client_id, total), count in zip(self.num_rounds.items(), asked, strict=True)
             if total > 0
         }
 
     def acp(self) -> float:
-        """Return the average cost-saving percentage; NaN if no client has rounds to save."""
+        """Return the mean of the CP, a fraction, at most 1; NaN if no client has rounds to save."""
         cp = self.cp()
         return sum(cp.values()) / len(cp) if cp else float("nan")
 

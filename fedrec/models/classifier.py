@@ -35,7 +35,7 @@ class Classifier(pl.LightningModule, ABC):
     Examples:
         >>> class Linear(Classifier):
         ...     def __init__(self, lr=0.1):
-        ...         super().__init__(lr)
+        ...         super().__init__(lr=lr)
         ...         self.layer = nn.Linear(4, 3)
         ...         self.initialize()
         ...     def forward(self, x):
@@ -45,7 +45,7 @@ class Classifier(pl.LightningModule, ABC):
                 [0., 0., 0.]], grad_fn=<AddmmBackward0>)
     """
 
-    def __init__(self, lr: float = 0.1) -> None:
+    def __init__(self, *, lr: float = 0.1) -> None:
         super().__init__()
         self.lr = check_float("lr", lr, minimum=0.0, open_minimum=True)
 

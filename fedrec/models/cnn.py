@@ -44,13 +44,14 @@ class CNN(Classifier):
 
     def __init__(
         self,
+        *,
         in_channels: int = 1,
         num_classes: int = 10,
         hidden: int = 100,
         lr: float = 0.1,
         image_size: int = 28,
     ) -> None:
-        super().__init__(lr)
+        super().__init__(lr=lr)
         lr = self.lr
         in_channels = check_int("in_channels", in_channels, minimum=1)
         num_classes = check_int("num_classes", num_classes, minimum=2)

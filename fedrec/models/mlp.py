@@ -40,13 +40,14 @@ class MLP(Classifier):
 
     def __init__(
         self,
+        *,
         in_features: int,
         hidden: Sequence[int] = (32,),
         num_classes: int = 10,
         activation: str = "relu",
         lr: float = 0.1,
     ) -> None:
-        super().__init__(lr)
+        super().__init__(lr=lr)
         lr = self.lr
         in_features = check_int("in_features", in_features, minimum=1)
         hidden = tuple(check_int(f"hidden[{i}]", h, minimum=1) for i, h in enumerate(hidden))

@@ -27,6 +27,6 @@ class PurchaseMLP(MLP):
         717924
     """
 
-    def __init__(self, lr: float = 0.18) -> None:
+    def __init__(self, *, lr: float = 0.18) -> None:
         lr = check_float("lr", lr, minimum=0, open_minimum=True)  # before it becomes an hparam
         super().__init__(in_features=600, hidden=(1024,), num_classes=100, activation="tanh", lr=lr)

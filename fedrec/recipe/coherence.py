@@ -11,6 +11,7 @@ from fedrec.detectors import KnownMalicious
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import ClientSampler, draw_malicious, fake_ids
 from fedrec.loop.context import help_from_attackers
+from fedrec.loop.server import no_server_data
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recoverers.base import Recoverer
 
@@ -41,7 +42,7 @@ def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> 
         ("recover.aggregator", parts.recover.get("aggregator")),
     ):
         if isinstance(rule, Aggregator) and rule.needs_server_update and samples == 0:
-            make.mistake(key, _no_data(rule))
+            make.mistake(key, no_server_data(type(rule).__name__))
     remarks = []
     # A label that is refused has no recoverer, and their positions would be those of others.
     complete = len(parts.recoverers) == len(config.get("recoverers") or [])
@@ -50,7 +51,7 @@ def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> 
         if not isinstance(recoverer, Recoverer):
             continue
         if recoverer.needs_server_data and samples == 0:
-            make.mistake(key, _no_data(recoverer))
+            make.mistake(key, no_server_data(type(recoverer).__name__))
             continue
         hostile = _hostile(parts, malicious) if recoverer.needs_excluded_client else []
         if hostile:
@@ -62,13 +63,6 @@ def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> 
         else:
             remarks += [] if remark is None else [f"{key}: {remark}"]
     return remarks
-
-
-def _no_data(component: Aggregator | Recoverer) -> str:
-    return (
-        f"{type(component).__name__} needs clean data at the server, but `data` puts none aside. "
-        "HINT: give `data` some `server_samples`."
-    )
 
 
 def _check_clients(parts: Parts, make: Instantiator) -> Collection[str]:

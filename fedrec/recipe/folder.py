@@ -73,8 +73,7 @@ def recording_part(recipe: Recipe, parts: Parts) -> dict[str, Any]:
     loop = _given(config.get("loop"), FederatedLoop, seed=seed) or {}
     part["loop"] = {key: loop[key] for key in _PLAN if key in loop}
     part["history"] = _stored(config.get("history"))
-    stops = parts.detector is not None and parts.detector.action == "stop"
-    part["detector"] = config.get("detector") if stops else None
+    part["detector"] = config.get("detector") if parts.stop_on_detection else None
     return part
 
 

@@ -54,3 +54,8 @@ class Parts:
     recoverers: Mapping[str, Recoverer] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     remarks: Sequence[str] = ()
+
+    @property
+    def stop_on_detection(self) -> bool:
+        """Whether the detector watches the recording, and its decision ends it."""
+        return bool(self.record.get("stop_on_detection"))

@@ -105,9 +105,10 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         folder: A run folder.
 
     Returns:
-        Fractions in [0, 1], ACP and CP in percent, `None` where a figure is undefined; by method
-        whom it left out. Recoveries that were made for another recipe, or without other clients,
-        are left out. In `failures`, why a method failed when it was tried last, by its label.
+        All rates, ACP and CP too, as fractions in [0, 1], `None` where a figure is undefined; by
+        method whom it left out. Recoveries that were made for another recipe, or without other
+        clients, are left out. In `failures`, why a method failed when it was tried last, by its
+        label.
 
     Raises:
         ConfigurationError: If nothing has been recorded.

@@ -75,7 +75,7 @@ def run(
         progress: `False` for no progress bars, whatever the recipe says.
 
     Returns:
-        What `results.json` holds: fractions in [0, 1], ACP in percent.
+        What `results.json` holds: all rates, ACP too, as fractions in [0, 1].
 
     Raises:
         ConfigurationError: If the folder holds another recording or is in use, or a step lacks one.
@@ -156,7 +156,6 @@ class _Session:
         self.recipe = recipe
         self.folder = folder
         self.parts = build_parts(recipe)
-        self.stops = self.parts.detector is not None and self.parts.detector.action == "stop"
         self.recording = recording_part(recipe, self.parts)
         quietly = {} if progress else {"enable_progress_bar": False}
         self.loop = FederatedLoop(**{**self.parts.loop, **quietly, "default_root_dir": folder.path})
@@ -243,7 +242,7 @@ class _Session:
                 parts.aggregator,
                 self.history,
                 attack=parts.attack,
-                detector=parts.detector if self.stops else None,
+                detector=parts.detector if self.parts.stop_on_detection else None,
                 resume=True,
                 recipe=self.recipe.config,
                 **parts.record,
@@ -258,7 +257,7 @@ class _Session:
         found = recording_result(result, self.history, synthetic=self.parts.data.synthetic)
         found = {**self._test(result), **found}
         self.folder.write(RECORD, {"spec": self.recording, "result": found})
-        if result.detection is not None and self.stops:
+        if result.detection is not None and self.parts.stop_on_detection:
             self._write_detection(result.detection)
 
     def detect(self) -> dict[str, Any]:

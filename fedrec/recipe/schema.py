@@ -195,7 +195,7 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
         make.construct(cls, {**init, **path}, "history.init_args")
     loop = arguments("loop", FederatedLoop, _LOOP, FederatedLoop, logger=_LOGGER)
-    required = partial(check_recording, max_rounds=1, server_lr=1.0)
+    required = partial(check_recording, max_rounds=1, server_lr=1.0, detector=detector)
     record = arguments("record", FederatedLoop.record, _RECORD, required)
     recover, exclude = _recover(config, make)
     parts = Parts(

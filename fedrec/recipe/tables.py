@@ -87,8 +87,8 @@ def method_rows(results: Mapping[str, Any]) -> list[Row]:
         recipe's own metrics are under their labels, with `METRIC` before them.
 
     Examples:
-        >>> method = {"name": "A", "ter": 0.1, "asr": None, "acp": 75.0, "cp_min": 70.0,
-        ...     "cp_max": 80.0, "exact_rounds_by_reason": {"warmup": 2.0, "final": 0.5},
+        >>> method = {"name": "A", "ter": 0.1, "asr": None, "acp": 0.75, "cp_min": 0.7,
+        ...     "cp_max": 0.8, "exact_rounds_by_reason": {"warmup": 2.0, "final": 0.5},
         ...     "client_bytes": 80, "seconds": 1.5, "excluded": ["a", "b"], "metrics": {}}
         >>> results = {"poisoned": {"ter": 0.9, "asr": None, "metrics": {}}, "detection": None,
         ...     "methods": [method], "history": {"bytes": 1000}, "synthetic_data": False}

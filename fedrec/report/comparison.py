@@ -20,19 +20,24 @@ from fedrec.report.table import detection_text, exact_rounds, fraction, percent
 
 __all__ = ["write_comparison"]
 
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
 _Method = Mapping[str, Any]
 _Tables = tuple[tuple[str, Callable[[_Method], float | None], Callable[[float | None], str]], ...]
 _TABLES: _Tables = (
-    ("Test error rate (TER)", lambda m: m["ter"], fraction),
-    ("Attack success rate (ASR)", lambda m: m["asr"], fraction),
+    ("Test error rate (TER, %)", lambda m: m["ter"], percent),
+    ("Attack success rate (ASR, %)", lambda m: m["asr"], percent),
     ("Relative distance to training from scratch", lambda m: m.get("relative_distance"), fraction),
-    ("Average cost-saving percentage (ACP)", lambda m: m.get("acp"), percent),
+    ("Average cost-saving percentage (ACP, %)", lambda m: m.get("acp"), percent),
     (
         "Exact rounds per client",
         lambda m: exact_rounds(m) if "exact_rounds_by_reason" in m else None,
-        percent,
+        _decimal,
     ),
-    ("Seconds", lambda m: m.get("seconds"), percent),
+    ("Seconds", lambda m: m.get("seconds"), _decimal),
 )
 
 
@@ -101,8 +106,8 @@ def _tables(pairs: Sequence[tuple[str, Run]], styles: Mapping[str, str]) -> str:
             heads = ("Model", *(name for name, _ in pairs))
             blocks.append(f"<h3>{escape(title)}</h3>{table(title, heads, rows)}")
     return "".join(blocks) + note(
-        "TER and ASR on the whole test set, from 0 to 1; ACP in percent. Methods with the same "
-        "name stand in one row, whatever their settings are."
+        "TER and ASR on the whole test set. Methods with the same name stand in one row, whatever "
+        "their settings are."
     )
 
 

@@ -141,7 +141,7 @@ def draw_cp(cp: Mapping[str, Mapping[str, float]], *, synthetic: bool = False) -
     """Draw how CP is distributed over the clients of a run: a histogram for every method.
 
     Args:
-        cp: CP in percent by client, by method.
+        cp: CP by client, by method, as fractions.
         synthetic: Whether the data of the run only stand in for real ones: the figure says so.
 
     Returns:
@@ -149,11 +149,15 @@ def draw_cp(cp: Mapping[str, Mapping[str, float]], *, synthetic: bool = False) -
         line of the log names them.
 
     Examples:
-        >>> figure = draw_cp({"A": {"a": 80.0, "b": 90.0}, "TrainFromScratch": {"a": 0, "b": 0}})
+        >>> figure = draw_cp({"A": {"a": 0.8, "b": 0.9}, "TrainFromScratch": {"a": 0, "b": 0}})
         >>> [ax.get_title(loc="left") for ax in figure.axes]
         ['A']
     """
-    cp = {name: values for name, values in cp.items() if values}
+    cp = {
+        name: {client: 100 * value for client, value in values.items()}
+        for name, values in cp.items()
+        if values
+    }
     vary = {name: values for name, values in cp.items() if len(set(values.values())) > 1}
     shown = vary or cp
     if not shown:
@@ -191,7 +195,7 @@ def draw_box(
     """Draw how CP is distributed over clients against a swept key: boxes, one panel a method.
 
     Args:
-        rows: Of `results.csv`, each with the CP in percent of its clients under `"cp"`.
+        rows: Of `results.csv`, each with the CP of its clients, fractions, under `"cp"`.
         keys: The swept keys.
         x: The key along the axis.
         names: All that figures of the same sweep tell apart, in order; something has the same look
@@ -203,7 +207,7 @@ def draw_box(
         same CP are left out if others do not, and a line of the log names them.
 
     Examples:
-        >>> rows = [{"T": t, "method": "A", "cp": [80.0, 85.0, 90.0]} for t in ("5", "10")]
+        >>> rows = [{"T": t, "method": "A", "cp": [0.8, 0.85, 0.9]} for t in ("5", "10")]
         >>> draw_box(rows, ["T"], x="T").axes[0].get_ylabel()
         'CP, %'
     """
@@ -221,7 +225,7 @@ def draw_box(
     with blank(1, len(panels), 1.3, synthetic_text(rows)) as figure:
         axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
         for ax, (title, panel) in zip(axes, panels.items(), strict=True):
-            boxes = [[c for row in panel if row[x] == v for c in row["cp"]] for v in values]
+            boxes = [[100 * c for row in panel if row[x] == v for c in row["cp"]] for v in values]
             colour = looks[panel[0]["method"]].line["color"]
             drawn = ax.boxplot(boxes, widths=0.5, patch_artist=True, flierprops={"markersize": 3})
             for box, median in zip(drawn["boxes"], drawn["medians"], strict=True):

@@ -38,7 +38,7 @@ _HATCHES = ("", "////", "....", "xxxx", "----", "\\\\\\\\", "++++", "oooo")
 LINE: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8, "linewidth": 1.2, "markersize": 4.5}
 
 #: From the unit of a column to that of its axis.
-SCALES = {"ter": 100.0, "asr": 100.0, "fnr": 100.0, "fpr": 100.0}
+SCALES = dict.fromkeys(("ter", "asr", "fnr", "fpr", "acp", "cp_min", "cp_max"), 100.0)
 SCALES |= {"client_bytes": 1e-6, "history_bytes": 1e-6}
 _AXES = {name: f"{name.upper()}, %" for name in ("ter", "asr", "fnr", "fpr", "acp")}
 _AXES |= {f"exact_{reason}": f"exact rounds per client, {reason}" for reason in REASONS}

@@ -65,7 +65,7 @@ class Run:
         return found
 
     def curves(self, figure: str, styles: Mapping[str, str]) -> list[Series]:
-        """Return `"ter"` or `"asr"` by round, from the back to the front: the first method on top.
+        """Return `"ter"` or `"asr"` in percent by round, the first method last: it lies on top.
 
         Args:
             figure: Which column of metrics.csv.
@@ -81,7 +81,7 @@ class Run:
         return [s for s in series if s.points]
 
     def cost_savings(self, method: str) -> dict[str, float]:
-        """Return the cost-saving percentage of every client that remains in a recovery."""
+        """Return the CP, a fraction, of every client that remains in a recovery."""
         stored = self._json(f"recover/{folder_name(method)}/result.json", {})
         return dict(stored.get("result", {}).get("cp", {}))
 
@@ -92,7 +92,7 @@ class Run:
 
     def _points(self, folder: str, figure: str) -> list[tuple[float, float]]:
         rows = read_metrics(self.folder / folder / "metrics.csv")
-        return [(row["round"], row[figure]) for row in rows if figure in row]
+        return [(row["round"], round(100 * row[figure], 10)) for row in rows if figure in row]
 
     def _json(self, name: str, default: Any = None) -> Any:
         path = self.folder / name

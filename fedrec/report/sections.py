@@ -22,12 +22,12 @@ __all__ = ["CURVES", "headline", "sections"]
 
 #: Figures that have curves, with the headings of their sections.
 CURVES = {
-    "ter": "Test error rate (TER) by round",
-    "asr": "Attack success rate (ASR) by round",
+    "ter": "Test error rate (TER, %) by round",
+    "asr": "Attack success rate (ASR, %) by round",
 }
 
 _COLUMNS = (
-    *("Model", "TER", "ASR", "Distance", "ACP %", "CP % min-max"),
+    *("Model", "TER %", "ASR %", "Distance", "ACP %", "CP % min-max"),
     *("Exact rounds", "Client MB", "Seconds"),
 )
 
@@ -90,8 +90,8 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
     rows = [
         [
             f"{line_key('poisoned')}{name_of_recorded(run.results)} model",
-            number(poisoned["ter"], fraction(poisoned["ter"])),
-            number(poisoned["asr"], fraction(poisoned["asr"])),
+            number(poisoned["ter"], percent(poisoned["ter"])),
+            number(poisoned["asr"], percent(poisoned["asr"])),
             _distance(poisoned),
             *[""] * 5,
         ]
@@ -103,8 +103,8 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
         rows.append(
             [
                 f"{line_key(style)}{breakable(method['name'])}{remark}",
-                number(method["ter"], fraction(method["ter"])),
-                number(method["asr"], fraction(method["asr"])),
+                number(method["ter"], percent(method["ter"])),
+                number(method["asr"], percent(method["asr"])),
                 _distance(method),
                 number(method["acp"], percent(method["acp"])),
                 cp if method["cp_min"] is not None else "-",
@@ -160,13 +160,13 @@ def _figures(run: Run, styles: Mapping[str, str]) -> str:
         return ""
     models = [{"name": f"{name_of_recorded(run.results)} model", **poisoned}, *run.methods]
     blocks = []
-    for figure, title, most, show in (
-        ("ter", "Test error rate (TER)", 0.0, fraction),
-        ("asr", "Attack success rate (ASR)", 0.0, fraction),
-        ("acp", "Average cost-saving percentage (ACP)", 100.0, percent),
+    for figure, title, most in (
+        ("ter", "Test error rate (TER, %)", 0.0),
+        ("asr", "Attack success rate (ASR, %)", 0.0),
+        ("acp", "Average cost-saving percentage (ACP, %)", 1.0),
     ):
         rows = [
-            (m["name"], styles.get(m["name"], "poisoned"), m[figure], show(m[figure]))
+            (m["name"], styles.get(m["name"], "poisoned"), m[figure], percent(m[figure]))
             for m in models
             if m.get(figure) is not None
         ]
@@ -196,7 +196,7 @@ def _cost(run: Run) -> str:
 def _savings(run: Run, styles: Mapping[str, str]) -> str:
     blocks = []
     for method in run.methods:
-        savings = list(run.cost_savings(method["name"]).values())
+        savings = [100 * cp for cp in run.cost_savings(method["name"]).values()]
         if savings:
             drawn = histogram(savings, "%", styles[method["name"]])
             blocks.append(f"<div><h3>{escape(method['name'])}</h3>{drawn}</div>")

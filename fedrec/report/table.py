@@ -14,7 +14,7 @@ from fedrec.recipe.tables import name_of_recorded
 
 __all__ = ["detection_text", "exact_rounds", "fraction", "percent", "print_results"]
 
-# Letters of figures as long as 0.123, 100.0-100.0 and 12345.6, with the space between.
+# Letters of figures as long as 12.3, 0.123, 100.0-100.0 and 12345.6, with the space between.
 _FIGURES = 53
 
 
@@ -33,11 +33,12 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
     room = max(console.width - _FIGURES, 20)
     longest = max(len(model["name"]) for model in models)
     table.add_column("Model", overflow="fold", min_width=min(longest, room))
-    headings = ("TER", "ASR", "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
-    for heading in headings:
+    heads = ("TER %", "ASR %", "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
+    for heading in heads:
         table.add_column(heading, justify="right")
     for model in models:
-        cells = [fraction(model.get(figure)) for figure in ("ter", "asr", "relative_distance")]
+        cells = [percent(model["ter"]), percent(model["asr"])]
+        cells.append(fraction(model.get("relative_distance")))
         if "acp" in model:
             cells += [
                 percent(model["acp"]),
@@ -77,13 +78,13 @@ def fraction(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a percentage, without its sign.
+    """Format a fraction in percent; the sign stands in a heading or a label.
 
     Examples:
-        >>> percent(88.9), percent(None)
+        >>> percent(0.8888), percent(None)
         ('88.9', '-')
     """
-    return "-" if value is None else f"{value:.1f}"
+    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def exact_rounds(method: Mapping[str, Any]) -> float:

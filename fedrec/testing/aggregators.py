@@ -87,7 +87,7 @@ class AggregatorContract(ComponentContract):
     def test_order_of_clients_does_not_matter(self) -> None:
         """Clients answer in any order."""
         if not self.permutation_invariant:
-            return
+            pytest.skip("`permutation_invariant` is False")
         updates = self.make_updates(self.num_clients)
         weights = torch.arange(1, self.num_clients + 1)
         order = torch.randperm(self.num_clients, generator=torch.Generator().manual_seed(1))
@@ -101,7 +101,7 @@ class AggregatorContract(ComponentContract):
     def test_keeps_what_all_agree_on(self) -> None:
         """If all clients send the same, that is the result."""
         if not self.unanimous:
-            return
+            pytest.skip("`unanimous` is False")
         update = self.make_updates(1)
         torch.testing.assert_close(
             self.run(update.repeat(self.num_clients, 1)), update[0], rtol=1e-5, atol=1e-6
@@ -115,11 +115,11 @@ class AggregatorContract(ComponentContract):
         except AggregationError:
             with pytest.raises(AggregationError):
                 self.run(update)
-            return
-        result = self.run(update)
-        assert result.shape == (_D,)
-        if self.unanimous:
-            torch.testing.assert_close(result, update[0], rtol=1e-5, atol=1e-6)
+        else:
+            result = self.run(update)
+            assert result.shape == (_D,)
+            if self.unanimous:
+                torch.testing.assert_close(result, update[0], rtol=1e-5, atol=1e-6)
 
     def test_one_coordinate(self) -> None:
         """A model of one parameter is a model."""
@@ -148,7 +148,9 @@ class AggregatorContract(ComponentContract):
         """With at most `max_byzantine` malicious rows, the result is within the benign range."""
         for m in (self.num_clients, self.num_clients + 1):
             claimed = self.make().max_byzantine(m)
-            for f in range(claimed + 1 if claimed is not None else 0):
+            if claimed is None:
+                pytest.skip("`max_byzantine` of the rule returns None")
+            for f in range(claimed + 1):
                 honest = self.make_updates(m, seed=m + f)
                 benign = honest[f:]
                 for evil in (1e6, -1e6, 1.0 + 1e-3, -benign.max().item()):

@@ -98,11 +98,12 @@ class CodecContract(ABC):
 
     def test_encoding_again_changes_nothing(self) -> None:
         """What has been decoded loses nothing more."""
-        if self.stable:
-            for name, vector in self.vectors().items():
-                first = self.decoded(self.make().encode(vector).payload, vector.size)
-                second = self.decoded(self.make().encode(first).payload, vector.size)
-                assert first.tobytes() == second.tobytes(), name
+        if not self.stable:
+            pytest.skip("`stable` is False")
+        for name, vector in self.vectors().items():
+            first = self.decoded(self.make().encode(vector).payload, vector.size)
+            second = self.decoded(self.make().encode(first).payload, vector.size)
+            assert first.tobytes() == second.tobytes(), name
 
     def test_same_vector_same_bytes(self) -> None:
         """Bytes are a function of the vector."""

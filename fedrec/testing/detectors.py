@@ -87,8 +87,6 @@ class DetectorContract(ComponentContract):
         detector.reset(malicious)
         for record in records:
             detector.observe(record)
-            if detector.action == "stop" and detector.result().round is not None:
-                break
         return detector.result()
 
     @staticmethod
@@ -180,6 +178,4 @@ class DetectorContract(ComponentContract):
         detector.reset(self.malicious)
         for record in records:
             detector.observe(record)
-            if detector.action == "stop" and detector.result().round is not None:
-                break
         self.check_same(detector.result(), self.watch(records, self.malicious))

@@ -209,9 +209,9 @@ class HistoryStoreContract(ABC):
         """Rounds that are staged and written together are those that are written one by one."""
         with self.begun(tmp_path / "history", 1) as store:
             staged = [store.stage(self.record(t)) for t in range(1, 4)]
-            if None in staged:
-                assert staged == [None] * 3
-                return
+            if staged == [None] * 3:
+                pytest.skip("`stage` of the store returns None")
+            assert None not in staged
             assert store.rounds() == range(1)
             called: list[range] = []
             store.write_staged(staged, lambda: called.append(store.rounds()))

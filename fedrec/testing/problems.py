@@ -35,7 +35,7 @@ class VectorModule(pl.LightningModule):
         size: $d$.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(size))
 
@@ -51,9 +51,9 @@ class QuadraticClient(Client):
     """
 
     def __init__(
-        self, client_id: str, hessian: Tensor, centre: Tensor, num_samples: int = 1
+        self, client_id: str, hessian: Tensor, centre: Tensor, *, num_samples: int = 1
     ) -> None:
-        super().__init__(client_id, num_samples)
+        super().__init__(client_id, num_samples=num_samples)
         self.hessian = hessian
         self.centre = centre
         self.rounds_asked: list[int] = []
@@ -89,13 +89,13 @@ def quadratic_federation(
         clients.append(
             QuadraticClient(
                 f"q{i}",
-                torch.from_numpy(hessian).float(),
-                torch.from_numpy(centre).float(),
+                hessian=torch.from_numpy(hessian).float(),
+                centre=torch.from_numpy(centre).float(),
                 num_samples=1 + i,
             )
         )
     malicious = [c.client_id for c in clients[num_clients - num_malicious :]]
-    return Federation(clients, VectorModule(size), malicious=malicious, **kwargs)
+    return Federation(clients, VectorModule(size=size), malicious=malicious, **kwargs)
 
 
 class CountingClient(LightningClient):

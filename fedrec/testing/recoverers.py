@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ ROUNDS = 12
 class _StopAfter(Callback):
     """Behaves as if the user had pressed Ctrl-C at the end of a round."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, *, count: int) -> None:
         self.count = count
         self.round = -1
 
@@ -104,10 +105,11 @@ class RecovererContract:
     def test_excluded_clients_are_never_asked(self) -> None:
         """Unless the method declares `needs_excluded_client`."""
         recoverer = self.make()
+        if recoverer.needs_excluded_client:
+            pytest.skip("`needs_excluded_client` of the recoverer is True")
         federation, _ = self.recover(recoverer)
         asked = _asked(federation)
-        if not recoverer.needs_excluded_client:
-            assert [asked[c] for c in federation.malicious] == [0] * len(federation.malicious)
+        assert [asked[c] for c in federation.malicious] == [0] * len(federation.malicious)
 
     def test_ledger_adds_up(self) -> None:
         """Every call of a client is in the ledger, and ACP follows from it."""
@@ -119,14 +121,14 @@ class RecovererContract:
         for entry in result.ledger.entries:
             metered[entry.client_id] += 1
         assert metered == asked
-        saved = [100 * (ROUNDS - asked[c]) / ROUNDS for c in remaining]
+        saved = [(ROUNDS - asked[c]) / ROUNDS for c in remaining]
         assert abs(result.ledger.acp() - sum(saved) / len(saved)) < 1e-9
 
     def test_all_rounds_exact_and_nobody_excluded_is_the_recording(self) -> None:
         """With the same batches, exact updates give the recorded trajectory."""
         recoverer = self.make_exact()
         if recoverer is None:
-            return
+            pytest.skip("`make_exact` returns None")
         federation, history, recorded = self.record()
         result = self.make_loop().recover(federation, history, recoverer, [])
         assert torch.equal(result.global_weights, recorded)
@@ -135,7 +137,7 @@ class RecovererContract:
         """Without the malicious clients, exact updates give train-from-scratch."""
         recoverer = self.make_exact()
         if recoverer is None:
-            return
+            pytest.skip("`make_exact` returns None")
         scratch = self.recover(TrainFromScratch())[1].global_weights
         assert torch.equal(self.recover(recoverer)[1].global_weights, scratch)
 
@@ -145,7 +147,7 @@ class RecovererContract:
         federation, history, _ = self.record()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            stop = _StopAfter(max(1, whole[1].rounds * 2 // 3))
+            stop = _StopAfter(count=max(1, whole[1].rounds * 2 // 3))
             with contextlib.suppress(KeyboardInterrupt):
                 self.make_loop(folder, stop).recover(
                     federation, history, self.make(), federation.malicious

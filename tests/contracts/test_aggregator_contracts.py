@@ -71,7 +71,9 @@ class TestServerOptimizer(AggregatorContract):
     unanimous = False
 
     def make(self) -> Aggregator:
-        return rules.ServerOptimizer(rules.FedAvgM(Median()), "AdamW", {"betas": [0.5, 0.9]})
+        return rules.ServerOptimizer(
+            rules.FedAvgM(Median()), optimizer="AdamW", optimizer_args={"betas": [0.5, 0.9]}
+        )
 
 
 @pytest.mark.filterwarnings("ignore:FoolsGold found a twin of each")  # one parameter has no angle

@@ -193,8 +193,15 @@ class TestBlendedBackdoor(AttackContract):
         return BackdoorAttack(pattern=BlendedTrigger(ratio=0.3, seed=1))
 
 
-@pytest.mark.parametrize("wrong", ["crafts_updates", "poisons_data", "colludes"])
-def test_the_contract_catches_a_wrong_flag(wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "test"),
+    [
+        ("crafts_updates", "test_crafts_updates_only_if_it_says_so"),
+        ("poisons_data", "test_poisons_data_only_if_it_says_so"),
+        ("colludes", "test_malicious_clients_collude_only_if_it_says_so"),
+    ],
+)
+def test_the_contract_catches_a_wrong_flag(wrong: str, test: str) -> None:
     class Wrong(TrimAttack):
         full_knowledge = False
 
@@ -211,4 +218,4 @@ def test_the_contract_catches_a_wrong_flag(wrong: str) -> None:
             return Wrong()
 
     with pytest.raises(AssertionError):
-        Case().test_flags_say_what_it_does()
+        getattr(Case(), test)()

@@ -39,4 +39,6 @@ class TestCountingClient(ClientContract):
 class TestFakeClient(ClientContract):
     def make_federation(self) -> Federation:
         module = MLP(in_features=4, hidden=(2,))
-        return Federation([FakeClient("f0", num_samples=3), FakeClient("f1", 5)], module)
+        return Federation(
+            [FakeClient("f0", num_samples=3), FakeClient("f1", num_samples=5)], module
+        )

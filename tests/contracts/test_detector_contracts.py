@@ -44,19 +44,14 @@ class TestFLDetector(DetectorContract):
         return FLDetector(window=10, start_round=5)
 
 
-class TestFLDetectorThatStops(DetectorContract):
-    def make(self) -> Detector:
-        return FLDetector(window=5, start_round=1, action="stop")
-
-
 class TestNormOutlier(DetectorContract):
     def make(self) -> Detector:
         return NormOutlier(window=10)
 
 
-class TestNormOutlierThatStops(DetectorContract):
+class TestNormOutlierOnBothSides(DetectorContract):
     def make(self) -> Detector:
-        return NormOutlier(window=5, start_round=25, two_sided=True, action="stop")
+        return NormOutlier(window=5, start_round=25, two_sided=True)
 
 
 class TestCosineOutlier(DetectorContract):

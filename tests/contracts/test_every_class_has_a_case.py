@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import runpy
 from collections.abc import Callable
@@ -10,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytorch_lightning import LightningModule
+from torchmetrics import Metric
 
 import fedrec
 from fedrec.aggregators import Aggregator
 from fedrec.attacks import Attack
+from fedrec.callbacks import Callback
 from fedrec.clients import Client
-from fedrec.component import subclasses
-from fedrec.data import Partitioner
+from fedrec.component import Component, subclasses
+from fedrec.data import FederatedDataModule, Partitioner
 from fedrec.detectors import Detector
+from fedrec.executors import Executor
 from fedrec.history import HistoryStore
+from fedrec.history.codecs import Codec
 from fedrec.recoverers import Recoverer
 from fedrec.testing import (
     AggregatorContract,
@@ -43,8 +49,8 @@ def _made_in_federation(case: Any, path: Path) -> set[type]:
     return {type(client) for client in case.make_federation().clients}
 
 
-# Kernels alone, which import packages that may not be there.
-_OPTIONAL = ("fedrec.functional.kernels._numba", "fedrec.functional.kernels._triton")
+# Kernels alone, which import a package that may not be there.
+_OPTIONAL = "fedrec.functional.kernels._numba"
 
 FAMILIES: list[tuple[type, type, Callable[[Any, Path], set[type]]]] = [
     (Aggregator, AggregatorContract, _made),
@@ -55,6 +61,18 @@ FAMILIES: list[tuple[type, type, Callable[[Any, Path], set[type]]]] = [
     (Partitioner, PartitionerContract, _made),
     (Recoverer, RecovererContract, _made),
 ]
+
+# Of all classes that users make.
+BASES = [
+    *(Callback, Client, Codec, Component, Executor, FederatedDataModule, HistoryStore),
+    *(LightningModule, Metric),
+]
+
+# Required objects that a component wraps or holds; whatever else it takes is a setting.
+_HELD = ("rule", "attack", "detectors", "function", "datamodule", "path")
+_HELD += ("client_id", "module", "dataset", "hessian", "centre")
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def concrete_classes(base: type) -> set[type]:
@@ -94,6 +112,18 @@ def test_every_concrete_class_has_a_case(
     for number, case in enumerate(cases(contract)):
         tested |= made(case(), tmp_path / str(number))
     assert concrete_classes(base) - tested == set()
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.__name__)
+def test_settings_are_given_by_keyword(base: type) -> None:
+    positional = {
+        f"{cls.__name__}({name})"
+        for cls in concrete_classes(base)
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind in _POSITIONAL
+        and (name not in _HELD or parameter.default is not inspect.Parameter.empty)
+    }
+    assert positional == set()
 
 
 def test_every_contract_belongs_to_a_family() -> None:

@@ -95,12 +95,21 @@ class TestFedRecoverPaperBuffer(RecovererContract):
     def make(self) -> Recoverer:
         return FedRecover(warmup_rounds=4, correction_period=3, tolerance_rate=0.1, buffer="paper")
 
+    def make_exact(self) -> Recoverer:
+        return FedRecover(warmup_rounds=4, correction_period=1, buffer="paper")
+
 
 class TestFedRecoverWithoutEstimates(RecovererContract):
     def make(self) -> Recoverer:
         return FedRecover(warmup_rounds=4, correction_period=3, estimate=None)
 
+    def make_exact(self) -> Recoverer:
+        return FedRecover(warmup_rounds=4, correction_period=1, estimate=None)
+
 
 class TestFedRecoverHistory(RecovererContract):
     def make(self) -> Recoverer:
         return FedRecover(warmup_rounds=4, correction_period=3, estimate="history")
+
+    def make_exact(self) -> Recoverer:
+        return FedRecover(warmup_rounds=4, correction_period=1, estimate="history")

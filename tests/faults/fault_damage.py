@@ -187,14 +187,14 @@ def flipped_structure(codec: str, rng: random.Random, folder: Path) -> Facts:
     bit = rng.randrange(8)
     flip(path, offset, bit)
     try:
-        found = fork(partial(reading, path, codec), seconds=20).result()
+        found = fork(partial(reading, path, codec)).result()
         facts = {"error" if found["errors"] else "harmless": 1}
         assert found["wrong"] == [], (offset, bit, found)
         if not found["errors"] and rng.random() < 0.3:
             flip(path, offset, bit)
             with kept(path):
                 flip(path, offset, bit)
-                after = fork(partial(going_on, path, codec), seconds=20).result()
+                after = fork(partial(going_on, path, codec)).result()
             flip(path, offset, bit)
             assert after["wrong"] == [], (offset, bit, after)
             facts["written to afterwards"] = 1
@@ -388,7 +388,7 @@ def forged(codec: str, rng: random.Random, folder: Path) -> Facts:
     made, kind = forge(original, rng, Recording("x", manifest(codec)), place)
     _put(path, place, made)
     try:
-        found = fork(partial(using, path, codec), seconds=20).result()
+        found = fork(partial(using, path, codec)).result()
     finally:
         _put(path, place, original)
     if not kind.startswith("sealed"):

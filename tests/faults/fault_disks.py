@@ -218,7 +218,6 @@ def power_cut(rng: random.Random, folder: Path) -> Facts:
             record(path, 1)
             writer = fork(partial(_write_on, path))
             _cut(place, path / "data.mdb", image, rng)
-            time.sleep(0.01)
             writer.kill()
             # Behind the last round it says what it died of, if it saw the file system stop.
             acknowledged = 1 + sum(line.isdigit() for line in writer.wait().lines)

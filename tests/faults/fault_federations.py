@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import random
 import shutil
@@ -70,6 +71,7 @@ def _play(mode: str, folder: Path, send: Callable[[object], None]) -> dict[str, 
     runs.ROUNDS = ROUNDS
     uuid.uuid4 = lambda: uuid.UUID(int=5)  # two recordings that differ in nothing
     runs.CountingClient.log = folder / f"{mode}.calls"
+    runs.CountingClient.say = send
     with LMDBHistory(folder / "history") as history:
         result = (runs.record if mode == "record" else runs.recover)(history, folder)
         with history._store._snapshot() as snapshot:
@@ -98,6 +100,11 @@ def _calls(mode: str, folder: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def killed_run(mode: str, rng: random.Random, folder: Path) -> Facts:
     """R3, R4: kill -9 at a random instant of a recording or a recovery, and resume.
 
@@ -109,9 +116,7 @@ def killed_run(mode: str, rng: random.Random, folder: Path) -> Facts:
         shutil.copytree(reference["folder"] / "history", folder / "history")
     wanted = reference[mode]
     child = fork(partial(_play, mode, folder))
-    number = rng.randrange(wanted["asked"])
-    while _calls(mode, folder) < number:  # the first rounds take longer than all the others
-        time.sleep(0.0005)
+    child.read(rng.randrange(wanted["asked"]))  # the first rounds take longer than all the others
     time.sleep(rng.uniform(0, 0.01))
     child.kill()
     child.wait()
@@ -119,6 +124,10 @@ def killed_run(mode: str, rng: random.Random, folder: Path) -> Facts:
     stored = len(LMDBHistory(folder / "history").rounds())
     found = fork(partial(_play, mode, folder)).result()
     assert found == wanted, "what comes out differs"
+    place = folder / ("record" if mode == "record" else "recover/FedRecover")
+    assert [int(row["round"]) for row in _table(place / "metrics.csv")] == list(range(ROUNDS))
+    if mode == "recover":
+        assert len(_table(place / "ledger.csv")) == wanted["asked"]
     again = _calls(mode, folder) - wanted["asked"]
     # A recording asks again for what was not stored: rounds that waited for the disk, and the one
     # that was computed. A recovery goes on from its last checkpoint.

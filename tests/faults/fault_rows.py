@@ -36,6 +36,7 @@ class Row:
         trial: Makes the trial from the module.
         tests: Trials in the tests.
         release: Trials in a release run.
+        slow: Whether the tests that one runs while working leave it out.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Row:
     trial: Callable[[object], Trial]
     tests: int
     release: int
+    slow: bool = False
 
     @property
     def key(self) -> str:
@@ -75,7 +77,15 @@ class Row:
         return run_trials(trial, count, folder, first=first, most_seconds=most_seconds)
 
 
-def _row(id: str, name: str, mode: str, where: str, *args: object, n: tuple[int, int]) -> Row:
+def _row(
+    id: str,
+    name: str,
+    mode: str,
+    where: str,
+    *args: object,
+    n: tuple[int, int],
+    slow: bool = False,
+) -> Row:
     module, function = where.split(".")
     return Row(
         id=id,
@@ -85,6 +95,7 @@ def _row(id: str, name: str, mode: str, where: str, *args: object, n: tuple[int,
         trial=lambda found: partial(getattr(found, function), *args),
         tests=n[0],
         release=n[1],
+        slow=slow,
     )
 
 
@@ -93,8 +104,12 @@ _FLIP = "a flipped bit in a record"
 _FORGED = "forged records, without a file"
 _PAGE = "a flipped bit in LMDB's pages"
 ROWS = [
-    _row("R1", _KILL, "float32", "fault_kills.killed_recording", "float32", MANY, n=(8, 1000)),
-    _row("R1", _KILL, "int8+zstd", "fault_kills.killed_recording", "int8+zstd", MANY, n=(5, 1000)),
+    _row("R1", _KILL, "float32", "fault_kills.killed_recording", "float32", MANY, n=(5, 1000)),
+    _row(
+        *("R1", _KILL, "int8+zstd", "fault_kills.killed_recording", "int8+zstd", MANY),
+        n=(5, 1000),
+        slow=True,
+    ),
     _row(
         *("R1", _KILL, "rounds in several transactions", "fault_kills.killed_recording"),
         *("float32", 10_000),
@@ -105,6 +120,7 @@ ROWS = [
             *("R1", _KILL, f"{codec}, background writer"),
             *("fault_federations.killed_background_writer", codec),
             n=(2, 1000),
+            slow=codec == "float32",
         )
         for codec in ("float32", "int8+zstd")
     ),
@@ -126,7 +142,7 @@ ROWS = [
         "digits",
         "fault_federations.killed_run",
         "record",
-        n=(3, 100),
+        n=(2, 100),
     ),
     _row(
         "R4",
@@ -135,14 +151,19 @@ ROWS = [
         "fault_federations.killed_run",
         "recover",
         n=(3, 100),
+        slow=True,
     ),
     _row("R5", "power cut", "ext4", "fault_disks.power_cut", n=(2, 100)),
     _row("R6", "full disk", "tmpfs", "fault_disks.full_disk", "tmpfs", n=(2, 100)),
     _row("R6", "full disk", "ext4", "fault_disks.full_disk", "ext4", n=(2, 60)),
     _row("R6", "full disk", "limit on file sizes", "fault_disks.limited_file", n=(4, 100)),
     _row("R6", "device that fails (EIO)", "ext4", "fault_disks.failing_disk", n=(1, 40)),
-    _row("R7", _FLIP, "float32", "fault_damage.flipped_record", "float32", n=(30, 4000)),
-    _row("R7", _FLIP, "int8+zstd", "fault_damage.flipped_record", "int8+zstd", n=(20, 3000)),
+    _row("R7", _FLIP, "float32", "fault_damage.flipped_record", "float32", n=(20, 4000)),
+    _row(
+        *("R7", _FLIP, "int8+zstd", "fault_damage.flipped_record", "int8+zstd"),
+        n=(20, 3000),
+        slow=True,
+    ),
     _row("R7", _PAGE, "float32", "fault_damage.flipped_structure", "float32", n=(30, 3000)),
     _row("R8", "a file that is cut", "float32", "fault_damage.truncated", "float32", n=(20, 500)),
     _row("R9", "records swapped", "float32", "fault_damage.swapped", n=(5, 100)),
@@ -155,11 +176,15 @@ ROWS = [
     ),
     _row("R14", "a round without an update", "random", "fault_federations.all_dropped", n=(2, 20)),
     _row("R15", "8 readers", "500 rounds", "fault_load.many_readers", 8, 500, n=(0, 10)),
-    _row("R15", "8 readers", "40 rounds", "fault_load.many_readers", 8, 40, n=(1, 0)),
+    _row("R15", "8 readers", "40 rounds", "fault_load.many_readers", 8, 40, n=(1, 0), slow=True),
     _row("R17", "readers killed", "float32", "fault_kills.killed_readers", 200, 1000, n=(0, 1)),
     _row("R17", "readers killed", "shortened", "fault_kills.killed_readers", 20, 50, n=(1, 0)),
     _row("S2", "forged records", "float32", "fault_damage.forged", "float32", n=(30, 800)),
-    _row("S2", "forged records", "int8+zstd", "fault_damage.forged", "int8+zstd", n=(20, 700)),
+    _row(
+        *("S2", "forged records", "int8+zstd", "fault_damage.forged", "int8+zstd"),
+        n=(20, 700),
+        slow=True,
+    ),
     _row("S2", _FORGED, "10,000 at a time", "fault_parsers.parsed", 10_000, n=(0, 1000)),
     _row("S2", _FORGED, "shortened", "fault_parsers.parsed", 2_000, n=(1, 0)),
     _row(

@@ -35,6 +35,8 @@ IDS = tuple("abcdef")
 D = 1100  # 4,400 bytes: a value has pages of its own
 STORE_ID = "5" * 32
 
+LONGEST = 600  # seconds after which a forgotten child is killed: no trial comes near it
+
 #: Counts of what a trial saw, by name.
 Facts = dict[str, int]
 #: One trial; it draws all that is random from the generator, and raises if something is wrong.
@@ -123,7 +125,7 @@ def verify_command(path: Path, *, new_process: bool = False) -> int:
     """Return the exit code of `fedrec history verify`."""
     if new_process:
         words = [sys.executable, "-m", "fedrec", "history", "verify", str(path), "--json"]
-        return subprocess.run(words, capture_output=True, check=False, timeout=60).returncode
+        return subprocess.run(words, capture_output=True, check=False).returncode
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         args = _parser().parse_args(["history", "verify", str(path), "--json"])
         return commands.main(json.dumps(vars(args)))
@@ -137,21 +139,32 @@ class Child:
     pipe: int
     code: int | None = None
     lines: list[str] = field(default_factory=list)
+    _rest: bytes = b""
 
     def kill(self) -> None:
         """Send SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
+    def read(self, lines: int) -> None:
+        """Read what it sends until there are this many lines, or it has ended."""
+        while len(self.lines) < lines and self._read():
+            pass
+
     def wait(self) -> Child:
         """Read all it sends until it ends; `code` is negative where a signal ended it."""
-        data = b""
-        while chunk := os.read(self.pipe, 65536):
-            data += chunk
+        while self._read():
+            pass
         os.close(self.pipe)
         self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        # A last line without its end was not sent.
-        self.lines = data.decode().split("\n")[:-1]
         return self
+
+    def _read(self) -> bool:
+        """Wait for something to be sent; tell whether something was."""
+        chunk = os.read(self.pipe, 65536)
+        # A last line without its end was not sent yet.
+        *complete, self._rest = (self._rest + chunk).split(b"\n")
+        self.lines += [line.decode() for line in complete]
+        return bool(chunk)
 
     def result(self) -> Any:
         """Wait, and return what the function returned."""
@@ -160,12 +173,11 @@ class Child:
         return json.loads(self.lines[-1])
 
 
-def fork(function: Callable[[Callable[[object], None]], Any], *, seconds: int = 60) -> Child:
+def fork(function: Callable[[Callable[[object], None]], Any]) -> Child:
     """Run a function in a child; it gets a function that sends a line to the parent.
 
     Args:
         function: What to run. What it returns is sent last, as JSON.
-        seconds: The child is killed after this time, by SIGALRM.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -176,7 +188,7 @@ def fork(function: Callable[[Callable[[object], None]], Any], *, seconds: int = 
     try:
         os.close(read)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
+        signal.alarm(LONGEST)
 
         def send(line: object) -> None:
             os.write(write, f"{line}\n".encode())

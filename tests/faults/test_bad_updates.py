@@ -43,7 +43,9 @@ class Sends(QuadraticClient):
 
 def federation(*sends: Any) -> Federation:
     plain = quadratic_federation(num_clients=4, size=D, num_malicious=0)
-    clients = [Sends(c.client_id, c.hessian, c.centre, i + 1) for i, c in enumerate(plain.clients)]
+    clients = [
+        Sends(c.client_id, c.hessian, c.centre, num_samples=c.num_samples) for c in plain.clients
+    ]
     for client, what in zip(clients, sends, strict=True):
         client.sends = what
     return Federation(clients, plain.module)
@@ -123,7 +125,9 @@ def test_one_client(tmp_path: Path) -> None:
 def test_five_thousand_clients(tmp_path: Path) -> None:
     centre = torch.ones(2)
     plain = quadratic_federation(num_clients=1, size=2, num_malicious=0)
-    clients = [QuadraticClient(f"q{i}", torch.eye(2), centre * (i % 7)) for i in range(5000)]
+    clients = [
+        QuadraticClient(f"q{i}", hessian=torch.eye(2), centre=centre * (i % 7)) for i in range(5000)
+    ]
     made = Federation(clients, plain.module)
     with LMDBHistory(tmp_path) as history:
         record(made, history, max_rounds=2)

@@ -30,7 +30,7 @@ class _Named(VectorModule):
     """The same parameters by another name."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size)
+        super().__init__(size=size)
         self.other = self.weight
         del self.weight
 
@@ -128,7 +128,6 @@ class Rounds(Dataset[torch.Tensor]):
         return self.history.read_round(t).updates
 
 
-@pytest.mark.timeout(30)
 def test_workers_of_a_data_loader_read_an_open_history(tmp_path: Path) -> None:
     data = Rounds(record(tmp_path, 6).path)
     loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork")

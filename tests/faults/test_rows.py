@@ -22,10 +22,11 @@ ROWS = [row for row in fault_rows.ROWS if row.tests]
 
 
 @functools.cache
-def outcomes(torch: bool) -> dict[str, Any]:
-    """Do all rows in a process of their own, which forks: once with torch and once without."""
+def outcomes(torch: bool, slow: bool) -> dict[str, Any]:
+    """Do rows in a process of their own, which forks: those with torch apart from those without."""
+    keys = [row.key for row in ROWS if (row.needs_torch, row.slow) == (torch, slow)]
     found = subprocess.run(
-        [sys.executable, fault_rows.__file__, *(["--torch"] if torch else [])],
+        [sys.executable, fault_rows.__file__, *keys, *(["--torch"] if torch else [])],
         env={
             **os.environ,
             "PYTHONPATH": str(Path(fedrec.__file__).parents[1]),
@@ -33,16 +34,18 @@ def outcomes(torch: bool) -> dict[str, Any]:
         },
         capture_output=True,
         text=True,
-        timeout=280,
         check=False,
     )
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.key, marks=[pytest.mark.slow] * row.slow) for row in ROWS],
+)
 def test_row(row: fault_rows.Row) -> None:
-    found = outcomes(row.needs_torch)
+    found = outcomes(row.needs_torch, row.slow)
     if row.key in found["skipped"]:
         pytest.skip("mounting file systems is for root")
     outcome = found["rows"][row.key]
@@ -54,4 +57,4 @@ def test_row(row: fault_rows.Row) -> None:
 
 def test_the_store_needs_no_torch() -> None:
     """So that a process that is killed has hardly begun to start."""
-    assert outcomes(False)["torch"] is False
+    assert outcomes(False, False)["torch"] is False

@@ -1074,7 +1074,7 @@ class Case:
     @property
     def executor(self) -> Executor:
         """The executor to compare with the sequential one."""
-        return Planned(self.way, self.chunk_size, warn=False)
+        return Planned(path=self.way, chunk_size=self.chunk_size, warn=False)
 
     @property
     def features(self) -> frozenset[str]:

@@ -1,11 +1,6 @@
-"""A small real federation that counts the calls of its clients in a file.
+"""A small real federation that counts the calls of its clients in a file."""
 
-Run as a script it records or recovers, until it is done or killed.
-"""
-
-import os
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,7 +10,7 @@ from fedrec.aggregators import TrimmedMean
 from fedrec.attacks import TrimAttack
 from fedrec.data import Digits
 from fedrec.detectors import FLDetector
-from fedrec.history import HistoryStore, LMDBHistory
+from fedrec.history import HistoryStore
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover
 from fedrec.types import RunResult
@@ -25,16 +20,15 @@ CLIENTS = 6
 
 
 class CountingClient(LightningClient):
-    """Writes one byte per call, so that calls of killed processes count too."""
+    """Writes one byte per call, so that calls of killed processes count too, and says so."""
 
-    log: Path | None = None
-    pause = 0.0
+    log: Path
+    say: Callable[[object], None]
 
     def local_update(self, global_weights, ctx):
-        if self.log is not None:
-            with self.log.open("ab") as file:
-                file.write(b".")
-        time.sleep(self.pause)
+        with self.log.open("ab") as file:
+            file.write(b".")
+        type(self).say("call")
         return super().local_update(global_weights, ctx)
 
 
@@ -87,13 +81,3 @@ def recover(history: HistoryStore, folder: Path | None) -> RunResult:
         attack=TrimAttack(),
         resume=folder is not None,
     )
-
-
-if __name__ == "__main__":
-    mode, name = sys.argv[1], Path(sys.argv[2])
-    CountingClient.log = name / f"{mode}.calls"
-    CountingClient.pause = 0.002
-    with LMDBHistory(name / "history") as store:
-        result = record(store, name) if mode == "record" else recover(store, name)
-    torch.save(result.global_weights, name / f"{mode}.pt")
-    os.sync()

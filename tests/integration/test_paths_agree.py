@@ -25,7 +25,7 @@ def error_rates(executor: Executor, seed: int, path: str | None) -> list[float]:
     history = MemoryHistory()
     recorded = loop.record(
         federation,
-        TrimmedMean(0.2),
+        TrimmedMean(trim=0.2),
         history,
         attack=TrimAttack(),
         max_rounds=ROUNDS,

@@ -40,7 +40,7 @@ def test_recover_again_without_both_and_go_on_training() -> None:
     assert float((second - scratch).norm()) < 0.1 * float((first - scratch).norm())
 
     # On they go: plain gradient descent from the recovered weights, in float64.
-    module = VectorModule(4)
+    module = VectorModule(size=4)
     with torch.no_grad():
         module.weight.copy_(second)
     remaining = Federation(federation.clients[:3], module)

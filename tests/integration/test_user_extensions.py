@@ -126,7 +126,7 @@ def test_own_components_run_from_a_recipe(project: Path) -> None:
     results = json.loads((project / "runs" / "mine" / "results.json").read_text())
     assert [m["name"] for m in results["methods"]] == ["EveryOther", "TrainFromScratch"]
     # Rounds 0 and 5 of 10 were asked for.
-    assert results["methods"][0]["acp"] == pytest.approx(80.0)
+    assert results["methods"][0]["acp"] == pytest.approx(0.8)
     assert results["methods"][0]["exact_rounds_by_reason"]["other"] == 2.0
     assert len(results["detection"]["malicious"]) == 1
     manifest = results["recipe"]["aggregator"]
@@ -141,13 +141,13 @@ def test_without_allow_they_are_refused(project: Path, capsys: pytest.CaptureFix
     assert not (project / "runs").exists()
 
 
+@pytest.mark.slow  # another interpreter; the pages under docs/extend/ run theirs in this one
 def test_own_components_pass_the_contracts(project: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"],
         cwd=project,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

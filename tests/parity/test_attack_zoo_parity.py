@@ -298,7 +298,7 @@ def test_model_replacement(mask: torch.Tensor, local_lr: float | None, server_lr
     honest = draw(7)
     honest[BENIGN] = 0.0
     honest[MALICIOUS] = honest[MALICIOUS[0]].clone()  # one attacker with three clients
-    attack = ModelReplacement(BackdoorAttack(scale=1.0), local_lr)
+    attack = ModelReplacement(BackdoorAttack(scale=1.0), local_lr=local_lr)
     crafted = attack.craft(honest, mask, context(server_lr=server_lr))
     weights = draw(8, rows=1)[0]
     step = server_lr if local_lr is None else local_lr
@@ -331,7 +331,7 @@ def test_neurotoxin(mask: torch.Tensor, fraction: float) -> None:
     expected = 4.0 * honest.double().numpy()[MALICIOUS]
     for j in order[: round(fraction * D)]:
         expected[:, j] = 0.0
-    attack = Neurotoxin(BackdoorAttack(scale=4.0), fraction)
+    attack = Neurotoxin(BackdoorAttack(scale=4.0), top_fraction=fraction)
     np.testing.assert_allclose(sent(attack, honest, mask, last_aggregate=last), expected)
     # Before the first aggregate there is nothing to project by.
     np.testing.assert_allclose(

@@ -100,7 +100,7 @@ def test_crab_selects_and_calibrates(bound: float) -> None:
         w = w - LR * new.mean(axis=0)  # all have 12 samples
     np.testing.assert_allclose(result.global_weights.numpy(), w, atol=1e-5)
     assert [(e.client_id, e.round) for e in result.ledger.entries] == asked
-    assert result.ledger.acp() == pytest.approx(100 * (1 - len(asked) / (4 * ROUNDS)))
+    assert result.ledger.acp() == pytest.approx(1 - len(asked) / (4 * ROUNDS))
 
 
 def test_windows_end_when_the_loss_has_dropped() -> None:

@@ -137,7 +137,7 @@ def test_spectral(num_coordinates: int | None) -> None:
         centred = x - x.mean(axis=0)
         direction = np.linalg.svd(centred)[2][0]
         expected[t] = z_scores([abs(float(row @ direction)) for row in centred])
-    detector = Spectral(num_coordinates, window=WINDOW, threshold=1.0, seed=4)
+    detector = Spectral(num_coordinates=num_coordinates, window=WINDOW, threshold=1.0, seed=4)
     check(detector, g, expected)
 
 
@@ -255,7 +255,7 @@ def test_cross_round_consistency(measure: str) -> None:
             for i in range(M)
         ]
         expected[t] = z_scores([1 - a for a in agreement])
-    detector = CrossRoundConsistency(measure, window=WINDOW, threshold=2.0)
+    detector = CrossRoundConsistency(measure=measure, window=WINDOW, threshold=2.0)
     check(detector, g, expected)
     assert "c4" in detector.result().malicious
 

@@ -95,7 +95,7 @@ def test_trajectory_is_algorithm_1(tau: float) -> None:
     result = loop.recover(federation, history, recoverer, federation.malicious, attack=Reverse())
     np.testing.assert_allclose(result.global_weights.numpy(), expected, atol=2e-4)
     asked = {federation.client_ids[i]: n for i, n in exact.items()}
-    assert {c: round(ROUNDS * (1 - cp / 100)) for c, cp in result.ledger.cp().items()} == asked
+    assert {c: round(ROUNDS * (1 - cp)) for c, cp in result.ledger.cp().items()} == asked
     if not np.isinf(tau):
         assert len(set(asked.values())) > 1, "the threshold should fix some clients more often"
 
@@ -141,7 +141,7 @@ def test_corollary_1_exact_hessian_products_give_train_from_scratch(aggregator) 
     recovered = loop.recover(federation, history, recoverer, federation.malicious, **kwargs)
     scratch = loop.recover(federation, history, TrainFromScratch(), federation.malicious, **kwargs)
     torch.testing.assert_close(recovered.global_weights, scratch.global_weights, atol=2e-5, rtol=0)
-    assert recovered.ledger.acp() == pytest.approx(95.0)
+    assert recovered.ledger.acp() == pytest.approx(0.95)
     # Without the correction of Corollary 1, reusing history ends far away.
     reused = FedRecover(
         warmup_rounds=3,

@@ -131,6 +131,7 @@ def test_devices_without_float64_are_enough() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_hvp_on_a_gpu(dtype: torch.dtype) -> None:
     s, y, v = (torch.from_numpy(a).to("cuda", dtype) for a in problem(3, 2, 12))

@@ -16,7 +16,7 @@ def test_rates(seed: int) -> None:
     true = rng.integers(0, 7, size=257)
     target_label = int(rng.integers(0, 7))
 
-    ter, asr = TestErrorRate(), AttackSuccessRate(target_label)
+    ter, asr = TestErrorRate(), AttackSuccessRate(target_label=target_label)
     for rows in np.array_split(np.arange(257), 4):
         batch = torch.from_numpy(scores[rows]), torch.from_numpy(true[rows])
         ter.update(*batch)
@@ -57,7 +57,7 @@ def test_cost_saving(seed: int) -> None:
         asked[i, t] = True
 
     counted = total > 0
-    cp = (total[counted] - asked[counted].sum(axis=1)) / total[counted] * 100
+    cp = (total[counted] - asked[counted].sum(axis=1)) / total[counted]
     found = ledger.cp()
     assert list(found) == [name for name, t in zip(names, total, strict=True) if t > 0]
     np.testing.assert_allclose(list(found.values()), cp, rtol=1e-12)
@@ -70,15 +70,15 @@ def test_cost_saving(seed: int) -> None:
 
 
 def test_removed_clients_would_inflate_the_average() -> None:
-    """80 remaining clients asked in 222 of 2,000 rounds: 88.9, and not the 91.1 over all 100."""
+    """80 remaining clients asked in 222 of 2,000 rounds: 0.889, and not the 0.911 over all 100."""
     remaining = [f"client-{i:02d}" for i in range(80)]
     ledger = CostLedger(dict.fromkeys(remaining, 2000))
     for name in remaining:
         for t in range(222):
             ledger.add(name, t, "correction")
-    assert ledger.acp() == pytest.approx(100 * (1 - 222 / 2000))
-    over_all = (80 * ledger.acp() + 20 * 100) / 100
-    assert over_all == pytest.approx(91.12)
+    assert ledger.acp() == pytest.approx(1 - 222 / 2000)
+    over_all = (80 * ledger.acp() + 20) / 100
+    assert over_all == pytest.approx(0.9112)
 
 
 def test_fixes_count_for_the_client_alone() -> None:
@@ -89,5 +89,5 @@ def test_fixes_count_for_the_client_alone() -> None:
             ledger.add(name, t, "warmup")
     for t in (50, 60, 70):
         ledger.add("b", t, "abnormality")
-    assert ledger.cp() == pytest.approx({"a": 89.0, "b": 86.0})
-    assert ledger.acp() == pytest.approx(87.5)
+    assert ledger.cp() == pytest.approx({"a": 0.89, "b": 0.86})
+    assert ledger.acp() == pytest.approx(0.875)

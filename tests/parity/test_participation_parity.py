@@ -119,7 +119,7 @@ def test_pairs_are_per_client_and_estimates_only_of_rounds_it_took_part_in(name:
     asked = Counter(c for c, _, _ in calls)
     taken = Counter(c for t in range(ROUNDS) for c in sampler.sample(IDS, t, SEED))
     assert result.ledger.cp() == pytest.approx(
-        {c: 100 * (1 - asked[c] / taken[c]) for c in IDS if c not in federation.malicious}
+        {c: 1 - asked[c] / taken[c] for c in IDS if c not in federation.malicious}
     )
     entries = [(e.client_id, e.round, e.reason) for e in result.ledger.entries]
     assert sorted(entries) == sorted(calls)

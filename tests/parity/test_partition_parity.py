@@ -20,7 +20,7 @@ def group_probabilities(q: float, num_labels: int) -> np.ndarray:
 def counts(q: float, per_label: int, num_labels: int, num_clients: int, seed: int) -> np.ndarray:
     """How many samples of each label each client got, (n, L)."""
     labels = np.repeat(np.arange(num_labels), per_label)
-    parts = DegreeOfNonIID(q)(labels, num_clients, np.random.default_rng(seed))
+    parts = DegreeOfNonIID(q=q)(labels, num_clients, np.random.default_rng(seed))
     return np.stack([np.bincount(labels[part], minlength=num_labels) for part in parts])
 
 
@@ -70,7 +70,7 @@ def test_clients_are_permuted_uniformly() -> None:
 def test_samples_of_one_label_are_interchangeable() -> None:
     """Where a sample goes depends on its label, not on its place: halves of a label fare alike."""
     labels = np.repeat(np.arange(2), 4000)
-    parts = DegreeOfNonIID(0.8)(labels, 2, np.random.default_rng(3))
+    parts = DegreeOfNonIID(q=0.8)(labels, 2, np.random.default_rng(3))
     home = parts[0] if (labels[parts[0]] == 0).mean() > 0.5 else parts[1]
     first_half = (home < 2000).sum()
     second_half = ((home >= 2000) & (home < 4000)).sum()

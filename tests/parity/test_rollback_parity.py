@@ -68,7 +68,7 @@ def test_fed_eraser_gives_new_directions_their_old_length() -> None:
         (t, "other") for t in (3, 6, 9)
     ]
     assert len(result.ledger) == 3 * 4
-    assert result.ledger.acp() == 75.0
+    assert result.ledger.acp() == 0.75
     assert result.rounds == 4
 
 
@@ -156,7 +156,7 @@ def test_rollback_goes_to_the_last_model_within_the_bound(first: int) -> None:
     np.testing.assert_allclose(result.global_weights.numpy(), w, atol=1e-5)
     assert result.diagnostics["rollback_round"] == first
     assert result.diagnostics["sensitivity"] == pytest.approx(psi[first], rel=1e-4)
-    assert result.ledger.acp() == pytest.approx(100 * first / ROUNDS)
+    assert result.ledger.acp() == pytest.approx(first / ROUNDS)
     assert len(result.ledger) == 3 * (ROUNDS - first)
 
 

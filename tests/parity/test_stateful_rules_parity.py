@@ -69,7 +69,9 @@ def centered_clipping_by_definition(x: np.ndarray, v: np.ndarray, tau: float, ti
 def test_centered_clipping_starts_from_the_last_result(tau: float, iterations: int) -> None:
     rounds = rounds_of(9, 40, 4)
     v = np.zeros(40)
-    for x, got in zip(rounds, run(CenteredClipping(tau, iterations), rounds), strict=True):
+    for x, got in zip(
+        rounds, run(CenteredClipping(tau=tau, iterations=iterations), rounds), strict=True
+    ):
         v = centered_clipping_by_definition(x, v, tau, iterations)
         np.testing.assert_allclose(got, v, rtol=1e-5, atol=1e-6)
 
@@ -107,7 +109,7 @@ def test_adaptive_server_optimisers_have_no_bias_correction(cls: type, yogi: boo
     got = run(cls(FedAvg()), rounds)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     # torch's Adam corrects, so that its first step is ten times as long.
-    corrected = run(ServerOptimizer(FedAvg(), "Adam"), rounds[:1])[0]
+    corrected = run(ServerOptimizer(FedAvg(), optimizer="Adam"), rounds[:1])[0]
     plain = run(FedAdam(FedAvg(), tau=1e-12, beta2=0.999), rounds[:1])[0]
     np.testing.assert_allclose(plain, corrected * 0.1 / np.sqrt(0.001), rtol=1e-4)
 
@@ -158,7 +160,7 @@ def test_any_optimiser_walks_as_torch_walks_with_the_servers_learning_rate(name,
     start = torch.from_numpy(np.random.default_rng(5).normal(size=d))
     theirs = start.clone()
     optimizer = getattr(torch.optim, name)([theirs], lr=lr, **args)
-    rule, ours = ServerOptimizer(Median(), name, args), start.clone()
+    rule, ours = ServerOptimizer(Median(), optimizer=name, optimizer_args=args), start.clone()
     layout = ParameterVector(torch.nn.Linear(d, 1, bias=False))
     for t, x in enumerate(rounds):
         updates = torch.from_numpy(x)
@@ -208,7 +210,7 @@ def test_foolsgold_weighs_by_the_likeness_of_all_that_was_sent(kappa: float) -> 
         x[0] = 3 * direction + (-1) ** t * x[2]
         x[1] = 3 * direction - (-1) ** t * x[2]
     history = np.zeros((8, 6))
-    for x, got in zip(rounds, run(FoolsGold(kappa), rounds), strict=True):
+    for x, got in zip(rounds, run(FoolsGold(confidence=kappa), rounds), strict=True):
         history += x
         weights = foolsgold_by_definition(history, kappa)
         np.testing.assert_allclose(got, weights @ x.astype(np.float64), rtol=1e-4, atol=1e-5)
@@ -347,7 +349,7 @@ def test_mixing_averages_the_nearest(f: int) -> None:
     for row in x:
         order = sorted(range(9), key=lambda j: ((x[j] - row) ** 2).sum())
         mixed.append(np.mean([x[j] for j in order[: 9 - f]], axis=0))
-    got = NearestNeighborMixing(Median(), f)(torch.from_numpy(x.astype(np.float32)))
+    got = NearestNeighborMixing(Median(), num_byzantine=f)(torch.from_numpy(x.astype(np.float32)))
     np.testing.assert_allclose(got.numpy(), np.median(mixed, axis=0), rtol=1e-5, atol=1e-6)
 
 
@@ -357,7 +359,7 @@ def test_arc_clips_the_longest_to_the_next_norm(m: int, f: int, k: int) -> None:
     norms = np.linalg.norm(x, axis=1)
     bound = sorted(norms, reverse=True)[k]
     clipped = np.array([r * min(1.0, bound / n) for r, n in zip(x, norms, strict=True)])
-    got = ARC(FedAvg(), f)(torch.from_numpy(x.astype(np.float32)))
+    got = ARC(FedAvg(), num_byzantine=f)(torch.from_numpy(x.astype(np.float32)))
     np.testing.assert_allclose(got.numpy(), clipped.mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
@@ -368,7 +370,10 @@ def test_number_to_clip_is_exact() -> None:
     for m in range(1, 120):
         for f in range((m + 1) // 2):
             exact = 2 * Fraction(f, m) * (m - f)
-            assert ARC(FedAvg(), f).num_clipped(m) == exact.numerator // exact.denominator
+            assert (
+                ARC(FedAvg(), num_byzantine=f).num_clipped(m)
+                == exact.numerator // exact.denominator
+            )
 
 
 def test_every_bucket_is_divided_by_its_own_size() -> None:
@@ -380,5 +385,5 @@ def test_every_bucket_is_divided_by_its_own_size() -> None:
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
     # The mean of the means of 3, 3 and 2 clients, whoever they are, of a common update.
     same = np.repeat(x[:1], 8, axis=0)
-    once = Bucketing(FedAvg(), 3)(torch.from_numpy(same))
+    once = Bucketing(FedAvg(), bucket_size=3)(torch.from_numpy(same))
     np.testing.assert_allclose(once.numpy(), x[0], rtol=1e-6)

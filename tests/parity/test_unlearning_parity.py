@@ -112,7 +112,7 @@ def test_fine_tuning_is_sgd_on_the_servers_samples(lr, count, beta) -> None:
         for rows in run.batches(t, "server", len(x), 6):
             m = m - (LR if lr is None else lr) * gradient(m, x[rows], y[rows])
     close(result.global_weights, m)
-    assert (len(result.ledger), result.ledger.acp(), result.rounds) == (0, 100.0, 3)
+    assert (len(result.ledger), result.ledger.acp(), result.rounds) == (0, 1.0, 3)
 
 
 def test_no_epoch_leaves_the_poisoned_model() -> None:
@@ -221,7 +221,7 @@ def test_the_target_climbs_in_the_ball(clip, radius, stop) -> None:
         "other",
         12,
     )
-    assert result.ledger.acp() == 100.0
+    assert result.ledger.acp() == 1.0
 
 
 def test_the_reference_is_the_mean_of_the_other_models() -> None:
@@ -284,4 +284,4 @@ def test_several_targets_are_averaged_and_the_others_train_on() -> None:
         rows = run.batches(ROUNDS + 2, f"c{row}", size, 4)[0]
         total = total + size / 52 * gradient(m, x[rows], y[rows])
     close(result.global_weights, m - LR * total)
-    assert result.ledger.acp() == pytest.approx(100 * (ROUNDS - 1) / ROUNDS)
+    assert result.ledger.acp() == pytest.approx((ROUNDS - 1) / ROUNDS)

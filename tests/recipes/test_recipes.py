@@ -21,7 +21,7 @@ TRIED = [name for name in NAMES if not name.startswith("recipes/paper/")]
 # What makes a recipe at the paper's scale small: the data files below are.
 _ONE_ROUND = ["loop.fast_dev_run=1", "federation.batch_size=4"]
 _SMALL = {
-    "mnist": _ONE_ROUND,
+    "mnist": [*_ONE_ROUND, "data.init_args.num_clients=20", "federation.malicious=4"],
     "har": _ONE_ROUND,
     "purchase": [
         *_ONE_ROUND,

@@ -235,7 +235,11 @@ def test_a_whole_recording_in_numbers_of_numpy() -> None:
         loop = FederatedLoop(logger=False, enable_progress_bar=False, seed=integer(3))
         history = MemoryHistory(keep={"last": integer(2)})
         loop.record(
-            federation, TrimmedMean(real(0.2)), history, max_rounds=integer(2), server_lr=real(0.5)
+            federation,
+            TrimmedMean(trim=real(0.2)),
+            history,
+            max_rounds=integer(2),
+            server_lr=real(0.5),
         )
         manifests.append(json.loads(history.manifest.to_json()) | {"store_id": None})
     assert manifests[0] == manifests[1]

@@ -35,7 +35,7 @@ RULES: dict[str, Aggregator] = {
     "FedAvgM": FedAvgM(TrimmedMean(trim=1), momentum=0.6),
     "FedAdam": FedAdam(FedAvg(), tau=0.1),
     "FedYogi": FedYogi(FedAvg(), tau=0.1),
-    "ServerOptimizer": ServerOptimizer(Median(), "AdamW"),
+    "ServerOptimizer": ServerOptimizer(Median(), optimizer="AdamW"),
     "FoolsGold": FoolsGold(),
     "nested": FedAvgM(Bucketing(CenteredClipping(tau=0.5)), momentum=0.6),
 }
@@ -155,7 +155,7 @@ def test_fedrecover_asks_little_and_comes_close_to_training_from_scratch(tmp_pat
         recovered.global_weights, scratch.global_weights, rtol=5e-3, atol=1e-3
     )
     assert not torch.allclose(recovered.global_weights, result.global_weights, atol=1e-2)
-    assert recovered.ledger.acp() > 50
+    assert recovered.ledger.acp() > 0.5
     with pytest.raises(KeyboardInterrupt):
         runs[1](*args, name="cut")
     resumed = runs[2](*args, name="cut", resume=True)

@@ -41,7 +41,7 @@ class ByUser(Partitioner):
 
     needs_labels = False
 
-    def __init__(self, users: Sequence[int | str] | str) -> None:
+    def __init__(self, *, users: Sequence[int | str] | str) -> None:
         if not isinstance(users, str):
             users = tuple(u.item() if isinstance(u, np.generic) else u for u in users)
             kinds = {type(user) for user in users}

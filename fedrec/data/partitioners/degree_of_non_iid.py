@@ -43,7 +43,7 @@ class DegreeOfNonIID(Partitioner):
         [[0], [1]]
     """
 
-    def __init__(self, q: float = 0.5) -> None:
+    def __init__(self, *, q: float = 0.5) -> None:
         self.q = check_float("q", q, minimum=0.0, maximum=1.0)
 
     def split(

@@ -57,6 +57,7 @@ class Dirichlet(Partitioner):
 
     def __init__(
         self,
+        *,
         alpha: float = 0.5,
         balanced: bool = False,
         min_samples: int = 1,

@@ -49,6 +49,7 @@ class QuantitySkew(Partitioner):
 
     def __init__(
         self,
+        *,
         law: str = "dirichlet",
         alpha: float = 0.5,
         min_samples: int = 1,

@@ -39,7 +39,7 @@ class Shards(Partitioner):
         [2, 2, 2, 2, 2]
     """
 
-    def __init__(self, shards_per_client: int = 2) -> None:
+    def __init__(self, *, shards_per_client: int = 2) -> None:
         self.shards_per_client = check_int("shards_per_client", shards_per_client, minimum=1)
 
     def split(

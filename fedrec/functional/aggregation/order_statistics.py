@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,18 +28,14 @@ __all__ = [
 ]
 
 #: What can compute order statistics, see `choose_kernel`.
-KERNELS = ("numba", "numpy", "torch", "triton")
+KERNELS = ("numba", "numpy", "torch")
 
-_MODULES = {
-    "numba": "fedrec.functional.kernels._numba_kernels",
-    "triton": "fedrec.functional.kernels._triton_kernels",
-}
 # Below, loading numba (0.7 s, and once after an installation its compiler, 7 s) costs more than a
 # run gains by it; from here on a round of 20 clients gains 0.4 ms and more.
 _LARGE = 2_048
 # The columns that numba's kernel takes at a time.
 _FEWEST_PARAMETERS = 192
-# A column then still fits a GPU's registers, and a block of them a core's second-level cache.
+# A block of columns then still fits a core's second-level cache.
 _MOST_CLIENTS = 1024
 # Values sorted at a time: small enough to stay in a core's cache, large enough to forget Python.
 _BLOCK = 1 << 16
@@ -58,13 +53,11 @@ def choose_kernel(
     """Name what computes order statistics of such updates, by a static rule.
 
     - `"numba"`, a compiled selection network on as many threads as torch has: on a CPU, from 2,048
-      parameters on, not for float64, if numba is installed.
-    - `"triton"`, a sort in registers: on CUDA, if Triton is installed and gave the right result
-      when it was tried. It was checked in Triton's interpreter and not measured on a GPU.
+      parameters on, for at most 1,024 clients, not for float64, if numba is installed.
     - `"numpy"`, its sort of a block of columns at a time, on one thread: on a CPU otherwise.
-    - `"torch"`, `torch.sort`: on any device otherwise, and always for tensors that need gradients.
+    - `"torch"`, `torch.sort`: on any other device, and always for tensors that need gradients.
 
-    Both compiled kernels take at most 1,024 clients. Kernels may add values in another order, so
+    Kernels may add values in another order, so
     their results may differ in the last bit; those of one kernel do not depend on the threads.
 
     Args:
@@ -80,20 +73,14 @@ def choose_kernel(
         >>> choose_kernel(torch.device("cpu"), num_clients=20, num_parameters=650)
         'numpy'
     """
-    if _in_use == "torch":
+    if _in_use == "torch" or device.type != "cpu":
         return "torch"
-    on_cpu = device.type == "cpu"
-    compiled = {"cpu": "numba", "cuda": "triton"}.get(device.type)
-    able = compiled is not None and num_clients <= _MOST_CLIENTS
-    if on_cpu:
-        able = able and dtype != torch.float64 and num_parameters >= _FEWEST_PARAMETERS
-    if able and compiled is not None:
-        worth_it = not on_cpu or num_parameters >= _LARGE
-        if _in_use == compiled or (
-            _in_use is None and worth_it and _compiled_module(compiled) is not None
-        ):
-            return compiled
-    return "numpy" if on_cpu else "torch"
+    able = num_clients <= _MOST_CLIENTS and num_parameters >= _FEWEST_PARAMETERS
+    if able and dtype != torch.float64:
+        worth_it = _in_use is None and num_parameters >= _LARGE
+        if _in_use == "numba" or (worth_it and _numba_kernels() is not None):
+            return "numba"
+    return "numpy"
 
 
 @contextmanager
@@ -117,10 +104,10 @@ def use_kernel(name: str) -> Iterator[None]:
     """
     global _in_use  # noqa: PLW0603
     check_choice("name", name, KERNELS)
-    if name in _MODULES and _compiled_module(name) is None:
+    if name == "numba" and _numba_kernels() is None:
         raise MissingDependencyError(
-            f"Expected {name} to be installed and to work here, since it is to compute the order "
-            f"statistics, but it is not. HINT: `pip install {name}`, or start another run."
+            "Expected numba to be installed and to work here, since it is to compute the order "
+            "statistics, but it is not. HINT: `pip install numba`, or start another run."
         )
     before, _in_use = _in_use, name
     try:
@@ -129,40 +116,29 @@ def use_kernel(name: str) -> Iterator[None]:
         _in_use = before
 
 
-@lru_cache(maxsize=2)
-def _compiled_module(name: str) -> ModuleType | None:
-    """Import a compiled kernel and try it once; `None` if it is absent, broken or wrong."""
-    try:
-        module = importlib.import_module(_MODULES[name])
-    except ImportError:
-        return None
-    device = "cpu" if name == "numba" else "cuda"
+@lru_cache(maxsize=1)
+def _numba_kernels() -> Any:
+    """Import the compiled kernels and try them once; `None` if absent, broken or wrong."""
     x = torch.randn(37, 500, generator=torch.Generator().manual_seed(0))
     try:
-        if name == "numba":  # its other kernel, so that no compiler runs in the middle of a round
-            for other in ("estimates", "pairs"):  # before the first round, not in it
-                importlib.import_module(f"fedrec.functional.kernels._numba_{other}").compiled()
-        got = _run_compiled(module, x.to(device), 5).cpu()
-    except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
-        problem = f"{type(error).__name__}: {error}"
-        if name == "numba":  # one can live without it; the execution plan names what is used
-            return None
-    else:
-        if torch.allclose(got, _by_torch(x, 5), rtol=1e-5, atol=1e-6):
-            return module
-        problem = "its result is wrong"
+        kernels = importlib.import_module("fedrec.functional.kernels._numba_kernels")
+        # All of them, so that no compiler runs in the middle of a round.
+        for other in ("estimates", "pairs"):
+            importlib.import_module(f"fedrec.functional.kernels._numba_{other}").compiled()
+        got = _by_numba(kernels, x, 5)
+    except Exception:  # noqa: BLE001  # whatever a compiler may raise; the plan names what is used
+        return None
+    if torch.allclose(got, _by_torch(x, 5), rtol=1e-5, atol=1e-6):
+        return kernels
     warnings.warn(
-        f"Order statistics are computed without {name}, since it does not work here: {problem}",
+        "Order statistics are computed without numba, since its result is wrong here.",
         FedrecWarning,
         stacklevel=2,
     )
     return None
 
 
-def _run_compiled(module: Any, updates: Tensor, num_trim: int) -> Tensor:
-    if updates.device.type != "cpu":
-        result: Tensor = module.middle_mean(updates, num_trim)
-        return result
+def _by_numba(kernels: Any, updates: Tensor, num_trim: int) -> Tensor:
     d = updates.shape[1]
     out = torch.empty(d)
     step = d if updates.dtype == torch.float32 else _WIDENED
@@ -170,7 +146,7 @@ def _run_compiled(module: Any, updates: Tensor, num_trim: int) -> Tensor:
         # The last columns go with some of those before: a kernel wants a minimum.
         columns = slice(max(min(start, d - step), 0), start + step)
         values = updates[:, columns].float().contiguous()
-        module.middle_mean(values.numpy(), num_trim, out[columns].numpy(), torch.get_num_threads())
+        kernels.middle_mean(values.numpy(), num_trim, out[columns].numpy(), torch.get_num_threads())
     return out.to(updates.dtype)
 
 
@@ -238,8 +214,8 @@ def _middle_mean(updates: Tensor, num_trim: int) -> Tensor:
     kernel = "torch"
     if not updates.requires_grad:
         kernel = choose_kernel(updates.device, m, d, updates.dtype)
-    if kernel in _MODULES:
-        return _run_compiled(_compiled_module(kernel), updates, num_trim)
+    if kernel == "numba":
+        return _by_numba(_numba_kernels(), updates, num_trim)
     return (_by_numpy if kernel == "numpy" else _by_torch)(updates, num_trim)
 
 

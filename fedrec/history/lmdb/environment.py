@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import lmdb
 
+from fedrec._files import sync
 from fedrec.exceptions import (
     HistoryCorruptedError,
     HistoryError,
@@ -333,20 +334,14 @@ def put_in_place(new: Path, directory: Path) -> None:
 
     After a crash, the old or the new one is there, whole.
     """
-    _sync(new / DATA)
+    sync(new / DATA)
     (new / DATA).replace(directory / DATA)
     for entered in (directory, directory.parent):  # names are durable only now
-        _sync(entered)
+        sync(entered)
 
 
 def _pages(stat: Mapping[str, Any]) -> int:
     return int(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"])
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    os.fsync(file)
-    os.close(file)
 
 
 def _make_lock_file(directory: Path) -> None:

@@ -17,7 +17,7 @@ from fedrec.history.codecs import CODECS
 from fedrec.history.lmdb.encryption import OVERHEAD
 from fedrec.history.lmdb.environment import MAP_SIZE, Environment
 from fedrec.history.lmdb.records import HEADER_BYTES
-from fedrec.history.manifest import Manifest
+from fedrec.history.manifest import FLOAT_BYTES, Manifest
 from fedrec.history.retention import Retention
 
 __all__ = ["Forecast", "expected_bytes", "forecast", "require_room", "require_room_for_all"]
@@ -29,7 +29,6 @@ _NODE = 8 + 8  # header and key of a record in LMDB
 _POINTER = 8 + 2
 _FIXED = 64 * _PAGE  # roots, and pages that a commit replaces and the one after the next reuses
 _SLACK = 2**20  # what a file is lengthened by before anything is deleted
-_FLOAT_BYTES = 4
 # JSON of a round record: of each client its index, number of samples, checksum and bounds.
 _ENTRY_BYTES, _ENTRY_CLIENT_BYTES = 500, 90
 # The most entries that are encoded to learn how large an update is.
@@ -99,8 +98,8 @@ def forecast(
     seal = OVERHEAD if encrypted else 0
     payload, assumed = _payload_bytes(codec, num_parameters)
     update = _value_bytes(payload + seal)
-    model = 2 * _value_bytes(_FLOAT_BYTES * num_parameters + seal)
-    model += _value_bytes(_FLOAT_BYTES * num_buffers + seal) if num_buffers else 0
+    model = 2 * _value_bytes(FLOAT_BYTES * num_parameters + seal)
+    model += _value_bytes(FLOAT_BYTES * num_buffers + seal) if num_buffers else 0
     model += _value_bytes(_ENTRY_BYTES + _ENTRY_CLIENT_BYTES * m + seal)
     num_bytes = max_rounds * model + retention.most_rounds(max_rounds) * kept * update
     return Forecast(

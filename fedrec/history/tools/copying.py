@@ -24,11 +24,11 @@ from fedrec.history.lmdb.records import (
     key,
 )
 from fedrec.history.lmdb.store import RoundStore
+from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import check
 
 __all__ = ["Progress", "copy_rounds", "require_whole"]
 
-_FLOAT_BYTES = 4
 _MODELS = {GLOBAL_WEIGHTS: "global_weights", AGGREGATE: "aggregate", BUFFERS: "buffers"}
 
 #: Called with the number of rounds that are left.
@@ -124,7 +124,7 @@ def _copy_round(
     vectors = [("updates", i, c) for i, c in sorted(checksums.items()) if c is not None]
     vectors += [("models", i, entry[name]) for i, name in _MODELS.items() if entry[name]]
     made: dict[int, str] = {}
-    size = _FLOAT_BYTES * copied.manifest.num_parameters
+    size = FLOAT_BYTES * copied.manifest.num_parameters
     at_once = max(1, RoundStore.transaction_bytes // size)
     for start in range(0, len(vectors), at_once):
         group = vectors[start : start + at_once]

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrec._files import sync
 from fedrec.exceptions import HistoryError, HistoryFullError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
 from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import NAMES, ROUND, Recording, canonical, digest
+from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import BROKEN_CHAIN
 from fedrec.history.tools.info import history_folder
 
@@ -30,7 +32,6 @@ __all__ = ["FORMAT", "MANIFEST_FILE", "Export", "export_history", "round_file"]
 FORMAT = "fedrec history export 1"
 MANIFEST_FILE = "manifest.json"
 
-_FLOAT_BYTES = 4
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same rounds give the same bytes
 
 
@@ -109,7 +110,8 @@ def export_history(
             new.mkdir(mode=0o700, parents=True)
             done = _write(Snapshot(recording, environment, txn), new, progress)
         new.replace(target)
-        _sync(target.parent)
+        with suppress(OSError):  # not every file system can
+            sync(target.parent)
     except OSError as error:
         raise HistoryError(f"`{target}` cannot be written: {error}.") from error
     finally:
@@ -158,7 +160,8 @@ def _write(snapshot: Snapshot, new: Path, progress: Callable[[int], None] | None
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
-    _sync(new)
+    with suppress(OSError):  # not every file system can
+        sync(new)
     num_bytes = sum(one["num_bytes"] for one in files)
     return Export(folder=str(new), rounds=len(rounds), num_bytes=num_bytes)
 
@@ -170,7 +173,7 @@ def checksum_of(content: Mapping[str, Any]) -> str:
 
 
 def _require_room(snapshot: Snapshot, new: Path) -> None:
-    size = _FLOAT_BYTES * snapshot.recording.manifest.num_parameters
+    size = FLOAT_BYTES * snapshot.recording.manifest.num_parameters
     vectors = sum(2 + len(snapshot.kept(snapshot.entry(t)[0])) for t in snapshot.rounds())
     free = shutil.disk_usage(new).free
     if free < vectors * size:
@@ -229,12 +232,3 @@ def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 np.lib.format.write_array(
                     out, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False
                 )
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every file system can
-            os.fsync(file)
-    finally:
-        os.close(file)

@@ -53,7 +53,7 @@ class Shown(Aggregator):
 @pytest.mark.parametrize("cls", [ARC, NearestNeighborMixing])
 def test_bounds_that_do_not_hold_are_errors(cls: type) -> None:
     with pytest.raises(ConfigurationError, match="Expected `num_byzantine`"):
-        cls(Median(), 0.5)
+        cls(Median(), num_byzantine=0.5)
     with pytest.raises(AggregationError, match=f"{cls.__name__} needs m >= 2f"):
         cls(Median(), 3)(torch.ones(6, 1))
     with pytest.raises(AggregationError, match="Cannot trim"):
@@ -72,30 +72,33 @@ def test_buckets_are_counted_for_the_rule() -> None:
 
 
 def test_a_rule_that_knows_clients_by_their_ids_gets_no_buckets() -> None:
-    for rule in (FoolsGold(), ARC(FoolsGold(), 1)):
+    for rule in (FoolsGold(), ARC(FoolsGold(), num_byzantine=1)):
         with pytest.raises(ConfigurationError, match="Expected `rule` to be a rule that works"):
             Bucketing(rule)
 
 
 def test_clients_count_the_same_in_a_mix_and_keep_their_weights_when_clipped() -> None:
     x, weights = torch.ones(4, 2), torch.arange(1.0, 5.0)
-    for cls, args in ((NearestNeighborMixing, (1,)), (Bucketing, (2,)), (ARC, (1,))):
-        rule = cls(Shown(), *args)
+    for rule in (
+        NearestNeighborMixing(Shown(), num_byzantine=1),
+        Bucketing(Shown(), bucket_size=2),
+        ARC(Shown(), num_byzantine=1),
+    ):
         rule(x, weights)
         passed_on = rule.rule.client_weights[0]
-        assert passed_on is (weights if cls is ARC else None)
+        assert passed_on is (weights if isinstance(rule, ARC) else None)
 
 
 def test_mixing_makes_no_tensor_larger_than_the_updates() -> None:
     # Gathering the neighbours of each client takes m - f times the memory.
     x = torch.randn(20, 500, generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
-        NearestNeighborMixing(FedAvg(), 5)(x)
+        NearestNeighborMixing(FedAvg(), num_byzantine=5)(x)
     assert largest.numel == x.numel()
 
 
 def test_an_update_is_among_its_own_neighbours() -> None:
-    rule = NearestNeighborMixing(Shown(), 2)
+    rule = NearestNeighborMixing(Shown(), num_byzantine=2)
     x = torch.tensor([[0.0], [1.0], [10.0], [12.0], [100.0]])
     rule(x)
     expected = [11 / 3, 11 / 3, 23 / 3, 23 / 3, 122 / 3]
@@ -104,7 +107,7 @@ def test_an_update_is_among_its_own_neighbours() -> None:
 
 def test_arc_by_hand() -> None:
     # 2 * 2 * (5 - 2) // 5 = 2 of 5 are clipped, to the third largest norm.
-    rule = ARC(Shown(), 2)
+    rule = ARC(Shown(), num_byzantine=2)
     rule(torch.tensor([[8.0], [-9.0], [1.0], [3.0], [0.0]]))
     assert rule.rule.rows[0].flatten().tolist() == [3.0, -3.0, 1.0, 3.0, 0.0]
 
@@ -135,7 +138,11 @@ def test_buckets_hold_every_client_once_and_change_with_the_round() -> None:
 
 def test_wrapped_memory_is_carried_along() -> None:
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    for wrap in (lambda r: ARC(r, 1), lambda r: NearestNeighborMixing(r, 1), Bucketing):
+    for wrap in (
+        lambda r: ARC(r, num_byzantine=1),
+        lambda r: NearestNeighborMixing(r, num_byzantine=1),
+        Bucketing,
+    ):
         rule, other = wrap(CenteredClipping(tau=0.5)), wrap(CenteredClipping(tau=0.5))
         assert rule.has_memory
         assert not wrap(Median()).has_memory

@@ -38,7 +38,7 @@ def test_bad_arguments_are_named(cls: type, kwargs: dict) -> None:
 )
 def test_bad_optimisers_are_named(optimizer: str, args: dict | None, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
-        ServerOptimizer(FedAvg(), optimizer, args)
+        ServerOptimizer(FedAvg(), optimizer=optimizer, optimizer_args=args)
 
 
 def test_the_first_steps_by_hand() -> None:
@@ -64,9 +64,9 @@ def test_steps_stay_finite_whatever_the_updates(cls: type) -> None:
 
 def test_what_needs_the_weights_says_so() -> None:
     with pytest.raises(AggregationError, match="AdamW decays the global weights"):
-        ServerOptimizer(FedAvg(), "AdamW")(TWO)
-    plain = ServerOptimizer(FedAvg(), "AdamW", {"weight_decay": 0})(TWO)
-    torch.testing.assert_close(plain, ServerOptimizer(FedAvg(), "Adam")(TWO))
+        ServerOptimizer(FedAvg(), optimizer="AdamW")(TWO)
+    plain = ServerOptimizer(FedAvg(), optimizer="AdamW", optimizer_args={"weight_decay": 0})(TWO)
+    torch.testing.assert_close(plain, ServerOptimizer(FedAvg(), optimizer="Adam")(TWO))
 
 
 def test_wrapped_rules_keep_their_own_memory() -> None:

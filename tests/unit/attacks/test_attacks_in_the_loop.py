@@ -91,7 +91,7 @@ def test_bad_schedules_are_named(arguments: dict[str, Any]) -> None:
         Scheduled("SignFlip")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("attack", [SignFlip(3.0), LabelFlip(num_classes=10)], ids=repr)
+@pytest.mark.parametrize("attack", [SignFlip(scale=3.0), LabelFlip(num_classes=10)], ids=repr)
 def test_malicious_clients_are_honest_in_the_other_rounds(attack: Attack) -> None:
     honest = record(digits(malicious=2), None, rounds=4)
     history = record(digits(malicious=2), Scheduled(attack, start=2, every=2), rounds=4)
@@ -119,7 +119,7 @@ def test_malicious_clients_are_honest_in_the_other_rounds(attack: Attack) -> Non
 
 def test_in_a_recovery_the_schedule_goes_on() -> None:
     federation = quadratic_federation(num_malicious=2)
-    attack = Scheduled(SignFlip(10.0), start=1, every=2)
+    attack = Scheduled(SignFlip(scale=10.0), start=1, every=2)
     history = record(federation, attack)
 
     class AskAll(ReplayRecoverer):

@@ -70,7 +70,9 @@ def test_every_recording_and_recovery_starts_without_memory() -> None:
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("attack", [Mimic(warmup_rounds=5), Scheduled(Mimic(5), start=2)], ids=repr)
+@pytest.mark.parametrize(
+    "attack", [Mimic(warmup_rounds=5), Scheduled(Mimic(warmup_rounds=5), start=2)], ids=repr
+)
 @pytest.mark.parametrize("stopped", [3, 7])
 def test_stored_rounds_bring_the_memory_back(attack: Any, stopped: int) -> None:
     history = record(attack)
@@ -151,7 +153,11 @@ class StopAfter(Callback):
 def test_a_resumed_recording_copies_the_same_client(
     tmp_path: Path, codec: str, stopped: int
 ) -> None:
-    arguments: dict[str, Any] = {"max_rounds": 10, "server_lr": 0.2, "attack": Mimic(5)}
+    arguments: dict[str, Any] = {
+        "max_rounds": 10,
+        "server_lr": 0.2,
+        "attack": Mimic(warmup_rounds=5),
+    }
 
     def record(history: LMDBHistory, *callbacks: Callback) -> None:
         loop = FederatedLoop(

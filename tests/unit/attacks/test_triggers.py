@@ -46,7 +46,9 @@ def test_own_pixels_in_every_channel() -> None:
 def test_default_pixels_are_the_named_pattern() -> None:
     x = torch.rand(2, 1, 28, 28)
     assert torch.equal(PixelTrigger()(x), BackdoorAttack().trigger(x))
-    assert torch.equal(FeatureTrigger()(x[:, 0, 0]), BackdoorAttack("features").trigger(x[:, 0, 0]))
+    assert torch.equal(
+        FeatureTrigger()(x[:, 0, 0]), BackdoorAttack(pattern="features").trigger(x[:, 0, 0])
+    )
     flat = x.flatten(1)
     named = BackdoorAttack(image_shape=[28, 28]).trigger(flat)
     assert torch.equal(PixelTrigger(image_shape=[28, 28])(flat), named)
@@ -100,16 +102,16 @@ def test_a_class_of_ones_own() -> None:
 @pytest.mark.parametrize(
     "trigger",
     [
-        PixelTrigger([(0, 0), (1, 1)], 0.5, [4, 4]),
-        SquareTrigger(2),
-        FeatureTrigger(3, 1.5),
-        BlendedTrigger(0.4, 7),
+        PixelTrigger(pixels=[(0, 0), (1, 1)], value=0.5, image_shape=[4, 4]),
+        SquareTrigger(size=2),
+        FeatureTrigger(k=3, value=1.5),
+        BlendedTrigger(ratio=0.4, seed=7),
     ],
     ids=lambda t: type(t).__name__,
 )
 def test_triggers_are_rebuilt_from_their_description(trigger: Trigger) -> None:
-    copy = build(BackdoorAttack(trigger).spec(), Component, "attack")
-    assert repr(copy) == repr(BackdoorAttack(trigger))
+    copy = build(BackdoorAttack(pattern=trigger).spec(), Component, "attack")
+    assert repr(copy) == repr(BackdoorAttack(pattern=trigger))
     x = torch.rand(2, 1, 4, 4)
     assert torch.equal(copy.trigger(x), trigger(x))
 
@@ -150,7 +152,7 @@ def test_bad_arguments_are_named(make: object) -> None:
 def test_parts_make_up_the_whole_and_do_not_overlap(
     pattern: str | Trigger, x: torch.Tensor, num_parts: int
 ) -> None:
-    attack = DBA(num_parts, pattern)
+    attack = DBA(num_parts=num_parts, pattern=pattern)
     ids = [f"c{i}" for i in range(num_parts)]
     attack.reset(ids)
     whole = places(attack.trigger, x)
@@ -239,7 +241,7 @@ Pair = namedtuple("Pair", "x y")
 def test_poisoned_samples_are_of_the_same_kind(label: object, kind: Any) -> None:
     dataset = [kind(torch.zeros(4), label)]
     flipped = LabelFlip(num_classes=4).poison_dataset(dataset, "c")[0]
-    copy = BackdoorAttack(FeatureTrigger(k=1, value=1.0)).poison_dataset(dataset, "c")[1]
+    copy = BackdoorAttack(pattern=FeatureTrigger(k=1, value=1.0)).poison_dataset(dataset, "c")[1]
     for sample, wrong in ((flipped, 1), (copy, 0)):
         assert type(sample) is type(dataset[0])
         assert type(sample[1]) is type(label)
@@ -259,7 +261,7 @@ def test_poisoned_samples_are_of_the_same_kind(label: object, kind: Any) -> None
     ],
 )
 @pytest.mark.parametrize(
-    "attack", [LabelFlip(num_classes=4), BackdoorAttack(FeatureTrigger(k=1))], ids=repr
+    "attack", [LabelFlip(num_classes=4), BackdoorAttack(pattern=FeatureTrigger(k=1))], ids=repr
 )
 def test_samples_that_cannot_be_poisoned(attack: Any, dataset: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):

@@ -44,14 +44,14 @@ def ids(data: Dataset) -> list[int]:
     [(1, "client-0", "client-0"), (10, "client-0", "client-9"), (11, "client-00", "client-10")],
 )
 def test_client_ids_are_padded_to_equal_width(num_clients: int, first: str, last: str) -> None:
-    names = list(Numbers(num_clients).client_datasets())
+    names = list(Numbers(num_clients=num_clients).client_datasets())
     assert (names[0], names[-1], len(names)) == (first, last, num_clients)
     assert names == sorted(names)
-    assert tuple(names) == Numbers(num_clients).client_ids
+    assert tuple(names) == Numbers(num_clients=num_clients).client_ids
 
 
 def test_nothing_is_loaded_before_it_is_needed_and_only_once() -> None:
-    data = Numbers(4)
+    data = Numbers(num_clients=4)
     assert data.loads == 0
     data.prepare_data()
     data.setup("fit")
@@ -65,9 +65,9 @@ def test_nothing_is_loaded_before_it_is_needed_and_only_once() -> None:
 
 
 def test_the_split_is_what_the_partitioner_gives_for_the_seed() -> None:
-    data = Numbers(4, DegreeOfNonIID(0.5), seed=3)
+    data = Numbers(num_clients=4, partitioner=DegreeOfNonIID(q=0.5), seed=3)
     labels = np.arange(24) % 3
-    parts = DegreeOfNonIID(0.5)(labels, 4, numpy_generator(3, "partition"))
+    parts = DegreeOfNonIID(q=0.5)(labels, 4, numpy_generator(3, "partition"))
     assert [ids(d) for d in data.client_datasets().values()] == [p.tolist() for p in parts]
     for client in data.client_datasets().values():
         x, y = client.tensors
@@ -76,14 +76,14 @@ def test_the_split_is_what_the_partitioner_gives_for_the_seed() -> None:
 
 def test_seeds() -> None:
     def split(seed: int) -> list[list[int]]:
-        return [ids(d) for d in Numbers(4, seed=seed).client_datasets().values()]
+        return [ids(d) for d in Numbers(num_clients=4, seed=seed).client_datasets().values()]
 
     assert split(0) == split(0)
     assert split(0) != split(1)
 
 
 def test_clients_own_their_samples() -> None:
-    data = Numbers(4)
+    data = Numbers(num_clients=4)
     client = data.client_datasets()["client-0"]
     client.tensors[0].fill_(-1)
     assert float(data.train_dataset.tensors[0].min()) == 0.0
@@ -94,20 +94,22 @@ def test_num_classes_counts_labels_of_test_data_too() -> None:
         def load(self):
             return dataset(24, num_classes=3), dataset(6, num_classes=5)
 
-    assert Numbers(2).num_classes == 3
-    assert Rare(2).num_classes == 5
+    assert Numbers(num_clients=2).num_classes == 3
+    assert Rare(num_clients=2).num_classes == 5
 
 
 def test_pooled_loaders() -> None:
-    data = Numbers(4)
+    data = Numbers(num_clients=4)
     data.batch_size = 10
     batches = list(data.train_dataloader())
     assert [len(y) for _, y in batches] == [10, 10, 4]
     seen = torch.cat([x[:, 0] for x, _ in batches])
     assert torch.equal(seen.sort().values, torch.arange(24.0))
     assert not torch.equal(seen, torch.arange(24.0))
-    again = torch.cat([x[:, 0] for x, _ in Numbers(4).train_dataloader()])
-    assert torch.equal(again, torch.cat([x[:, 0] for x, _ in Numbers(9).train_dataloader()]))
+    again = torch.cat([x[:, 0] for x, _ in Numbers(num_clients=4).train_dataloader()])
+    assert torch.equal(
+        again, torch.cat([x[:, 0] for x, _ in Numbers(num_clients=9).train_dataloader()])
+    )
     assert torch.equal(torch.cat([x[:, 0] for x, _ in data.test_dataloader()]), torch.arange(6.0))
 
 
@@ -125,8 +127,8 @@ def test_lightning_trains_on_the_pooled_data() -> None:
         enable_model_summary=False,
     )
     module = MLP(in_features=2, hidden=(), num_classes=3, lr=1e-3)
-    trainer.fit(module, datamodule=Numbers(4))
-    results = trainer.test(module, datamodule=Numbers(4), verbose=False)
+    trainer.fit(module, datamodule=Numbers(num_clients=4))
+    results = trainer.test(module, datamodule=Numbers(num_clients=4), verbose=False)
     assert trainer.global_step == 1  # 24 samples in one batch of 64
     assert results[0]["test_ter"] == pytest.approx(
         float((module(dataset(6).tensors[0]).argmax(1) != dataset(6).tensors[1]).float().mean())
@@ -134,14 +136,14 @@ def test_lightning_trains_on_the_pooled_data() -> None:
 
 
 def test_printing_does_not_load() -> None:
-    data = Numbers(4, seed=2)
+    data = Numbers(num_clients=4, seed=2)
     assert str(data) == repr(data) == "Numbers(num_clients=4, partitioner=IIDPartitioner(), seed=2)"
     assert data.loads == 0
 
 
 def test_empty_clients() -> None:
     with pytest.raises(ConfigurationError, match="Cannot split 24 samples over 25 clients"):
-        Numbers(25).client_datasets()
+        Numbers(num_clients=25).client_datasets()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_arguments_are_checked(arguments: dict[str, object], name: str) -> None:
     ],
 )
 def test_what_load_returns_is_checked(value: object, found: str) -> None:
-    data = Bad(2)
+    data = Bad(num_clients=2)
     data.data = value
     with pytest.raises(ConfigurationError, match=rf"Expected Bad.load to give .*{found}"):
         data.setup("fit")
@@ -177,7 +179,7 @@ def test_what_load_returns_is_checked(value: object, found: str) -> None:
 
 def test_load_has_to_be_written() -> None:
     with pytest.raises(TypeError, match="load"):
-        FederatedDataModule(2)  # type: ignore[abstract]
+        FederatedDataModule(num_clients=2)  # type: ignore[abstract]
 
 
 # --- from_datamodule ---------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class Plain(pl.LightningDataModule):
 def test_from_a_plain_datamodule() -> None:
     plain = Plain(Pairs())
     data = FederatedDataModule.from_datamodule(
-        plain, num_clients=3, partitioner=DegreeOfNonIID(1.0), seed=4
+        plain, num_clients=3, partitioner=DegreeOfNonIID(q=1.0), seed=4
     )
     assert plain.calls == []
     clients = data.client_datasets()

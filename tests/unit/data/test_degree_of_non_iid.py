@@ -8,7 +8,7 @@ from fedrec.exceptions import ConfigurationError
 
 
 def split(q: float, labels: np.ndarray, num_clients: int, seed: int = 0) -> list[np.ndarray]:
-    return DegreeOfNonIID(q)(labels, num_clients, np.random.default_rng(seed))
+    return DegreeOfNonIID(q=q)(labels, num_clients, np.random.default_rng(seed))
 
 
 def test_at_one_every_client_holds_a_single_label() -> None:
@@ -62,4 +62,4 @@ def test_too_few_samples_leave_clients_empty_and_say_so() -> None:
 @pytest.mark.parametrize("q", [-0.1, 1.1, float("nan"), "half", True])
 def test_q_is_a_probability(q: object) -> None:
     with pytest.raises(ConfigurationError, match=r"Expected `q` to be a finite number in \[0, 1\]"):
-        DegreeOfNonIID(q)  # type: ignore[arg-type]
+        DegreeOfNonIID(q=q)  # type: ignore[arg-type]

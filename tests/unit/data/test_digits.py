@@ -43,7 +43,9 @@ def test_labels_belong_to_their_images() -> None:
 
 def test_test_data_depend_on_neither_seed_nor_partition() -> None:
     first = Digits(seed=0).test_dataset.tensors[0]
-    other = Digits(num_clients=10, partitioner=DegreeOfNonIID(0.9), seed=5).test_dataset.tensors[0]
+    other = Digits(num_clients=10, partitioner=DegreeOfNonIID(q=0.9), seed=5).test_dataset.tensors[
+        0
+    ]
     assert torch.equal(first, other)
 
 

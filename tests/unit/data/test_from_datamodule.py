@@ -224,7 +224,7 @@ def test_other_data_modules_give_the_full_batch() -> None:
         def load(self):
             return numbers(), numbers(3)
 
-    client = Federation.from_data(Own(2), MLP(in_features=1, num_classes=3)).clients[0]
+    client = Federation.from_data(Own(num_clients=2), MLP(in_features=1, num_classes=3)).clients[0]
     assert (client.batch_size, client.drop_last) == (None, False)
 
 
@@ -382,7 +382,7 @@ def test_labels_of_any_integer_type(kind: Any) -> None:
 def test_labels_keep_shape_and_number_type_and_are_split_by(make: Any) -> None:
     source = Pairs(12, make)
     data = FederatedDataModule.from_datamodule(
-        Given(DataLoader(source)), num_clients=2, partitioner=DegreeOfNonIID(1.0)
+        Given(DataLoader(source)), num_clients=2, partitioner=DegreeOfNonIID(q=1.0)
     )
     expected = default_collate([source[i] for i in range(12)])[1]
     found = data.train_dataset.tensors[1]
@@ -402,7 +402,7 @@ def test_data_without_classes(shape: tuple[int, ...]) -> None:
     assert [len(k) for k in kept] == [5, 5, 2]
     with pytest.raises(ConfigurationError, match="`num_classes` goes by class labels"):
         _ = data.num_classes
-    by_label = read(train, partitioner=DegreeOfNonIID(0.5))
+    by_label = read(train, partitioner=DegreeOfNonIID(q=0.5))
     with pytest.raises(ConfigurationError, match=r"DegreeOfNonIID\(q=0.5\) goes by class labels"):
         by_label.client_datasets()
     skewed = read(train, server_samples=2, server_beta=0.5)
@@ -420,7 +420,7 @@ def test_a_data_set_that_changes_its_samples_does_so_for_clients_and_server() ->
         def load(self):
             return Doubled(*numbers().tensors), numbers(3)
 
-    data = Own(2, server_samples=4)
+    data = Own(num_clients=2, server_samples=4)
     held = [*data.client_datasets().values(), data.server_dataset]
     assert sorted(int(x) for d in held for x, _ in d) == list(range(0, 40, 2))
 

@@ -165,7 +165,7 @@ def test_arguments_are_checked(argument: str, value: object) -> None:
     ],
 )
 def test_the_real_files(cls: type[MNIST], folder: str) -> None:
-    data = cls(root=DATA_ROOT, num_clients=100, partitioner=DegreeOfNonIID(0.5))
+    data = cls(root=DATA_ROOT, num_clients=100, partitioner=DegreeOfNonIID(q=0.5))
     (train, labels), (test, test_labels) = data.train_dataset.tensors, data.test_dataset.tensors
     assert train.shape == (60000, 1, 28, 28)
     assert test.shape == (10000, 1, 28, 28)

@@ -98,19 +98,25 @@ def test_the_papers_shards() -> None:
 
 def test_shards_are_dealt_out_at_random() -> None:
     labels = np.repeat(np.arange(4), 10)
-    first = [tuple(counts(Shards(1), labels, 4, seed).argmax(axis=1)) for seed in range(300)]
+    first = [
+        tuple(counts(Shards(shards_per_client=1), labels, 4, seed).argmax(axis=1))
+        for seed in range(300)
+    ]
     assert len(set(first)) == 24
 
 
 def test_shards_that_do_not_divide_differ_by_one_sample() -> None:
-    sizes = [len(p) for p in Shards(3)(np.zeros(50, dtype=int), 4, np.random.default_rng(0))]
+    sizes = [
+        len(p)
+        for p in Shards(shards_per_client=3)(np.zeros(50, dtype=int), 4, np.random.default_rng(0))
+    ]
     assert sum(sizes) == 50
     assert max(sizes) - min(sizes) <= 3
 
 
 def test_too_few_samples_for_the_shards() -> None:
     with pytest.raises(ConfigurationError, match=r"30 samples into 4 \* 8 = 32 shards"):
-        Shards(8)(np.zeros(30, dtype=int), 4, np.random.default_rng(0))
+        Shards(shards_per_client=8)(np.zeros(30, dtype=int), 4, np.random.default_rng(0))
 
 
 # -- quantity skew ---------------------------------------------------------------------------------
@@ -118,20 +124,21 @@ def test_too_few_samples_for_the_shards() -> None:
 
 def test_the_power_law_by_hand() -> None:
     """Shares 1, 1/4, 1/9 over 1 + 1/4 + 1/9 = 49/36: 36/49, 9/49, 4/49 of 490."""
-    found = counts(QuantitySkew("power", alpha=2.0), np.zeros(490, dtype=int), 3)
+    found = counts(QuantitySkew(law="power", alpha=2.0), np.zeros(490, dtype=int), 3)
     assert sorted(found[:, 0]) == [40, 90, 360]
 
 
 def test_who_is_large_is_random() -> None:
     largest = {
-        int(counts(QuantitySkew("power", 1.0), TEN, 4, s).sum(axis=1).argmax()) for s in range(40)
+        int(counts(QuantitySkew(law="power", alpha=1.0), TEN, 4, s).sum(axis=1).argmax())
+        for s in range(40)
     }
     assert largest == {0, 1, 2, 3}
 
 
 def test_a_power_law_that_leaves_a_client_empty_says_so() -> None:
     with pytest.raises(ConfigurationError, match=r"left \d+ of 60 clients without a sample"):
-        counts(QuantitySkew("power", alpha=3.0), TEN, 60)
+        counts(QuantitySkew(law="power", alpha=3.0), TEN, 60)
 
 
 def test_sizes_that_cannot_be_drawn_are_given_up() -> None:
@@ -141,7 +148,7 @@ def test_sizes_that_cannot_be_drawn_are_given_up() -> None:
 
 def test_labels_stay_iid() -> None:
     """A client of m samples draws its labels as a random sample without replacement."""
-    found = counts(QuantitySkew("power", 1.0), np.repeat(np.arange(2), 5000), 5)
+    found = counts(QuantitySkew(law="power", alpha=1.0), np.repeat(np.arange(2), 5000), 5)
     sizes = found.sum(axis=1)
     deviation = np.sqrt(sizes * 0.25 * (10_000 - sizes) / 9_999)
     assert (abs(found[:, 0] - sizes / 2) < 5 * deviation).all()
@@ -151,7 +158,7 @@ def test_labels_stay_iid() -> None:
 
 
 def test_users_are_clients_in_the_order_of_their_ids() -> None:
-    parts = ByUser([30, 4, 30, 11])(np.zeros(4, dtype=int), 3, np.random.default_rng(0))
+    parts = ByUser(users=[30, 4, 30, 11])(np.zeros(4, dtype=int), 3, np.random.default_rng(0))
     assert [part.tolist() for part in parts] == [[1], [3], [0, 2]]
 
 
@@ -167,13 +174,15 @@ def test_users_are_clients_in_the_order_of_their_ids() -> None:
 )
 def test_numbers_in_ids_count_as_numbers(names: list[int | str]) -> None:
     given = [*names[::-1], names[0]]
-    parts = ByUser(given)(np.zeros(len(given), dtype=int), len(names), np.random.default_rng(0))
+    parts = ByUser(users=given)(
+        np.zeros(len(given), dtype=int), len(names), np.random.default_rng(0)
+    )
     assert [{given[i] for i in part} for part in parts] == [{name} for name in names]
 
 
 def test_users_are_never_torn_apart() -> None:
     users = np.random.default_rng(1).integers(9, size=500)
-    parts = ByUser(users)(np.zeros(500, dtype=int), 4, np.random.default_rng(0))
+    parts = ByUser(users=users)(np.zeros(500, dtype=int), 4, np.random.default_rng(0))
     held = [set(users[part]) for part in parts]
     assert sorted(len(h) for h in held) == [2, 2, 2, 3]
     assert sum(len(h) for h in held) == 9
@@ -181,23 +190,29 @@ def test_users_are_never_torn_apart() -> None:
 
 def test_users_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "users.txt").write_text("b\na\nb\n")
-    parts = ByUser(str(tmp_path / "users.txt"))(np.zeros(3, dtype=int), 2, np.random.default_rng(0))
+    parts = ByUser(users=str(tmp_path / "users.txt"))(
+        np.zeros(3, dtype=int), 2, np.random.default_rng(0)
+    )
     assert [part.tolist() for part in parts] == [[1], [0, 2]]
     (tmp_path / "names.txt").write_text("bo li\nann\nbo li\n")  # a name may have spaces
-    parts = ByUser(str(tmp_path / "names.txt"))(np.zeros(3, dtype=int), 2, np.random.default_rng(0))
+    parts = ByUser(users=str(tmp_path / "names.txt"))(
+        np.zeros(3, dtype=int), 2, np.random.default_rng(0)
+    )
     assert [part.tolist() for part in parts] == [[1], [0, 2]]
     with pytest.raises(ConfigurationError, match="a text file with one user a line"):
-        ByUser(str(tmp_path / "none.txt"))(np.zeros(3, dtype=int), 2, np.random.default_rng(0))
+        ByUser(users=str(tmp_path / "none.txt"))(
+            np.zeros(3, dtype=int), 2, np.random.default_rng(0)
+        )
 
 
 def test_wrong_users() -> None:
     with pytest.raises(ShapeError, match="one user a sample, but got 2 for 3 samples"):
-        ByUser(["a", "b"])(np.zeros(3, dtype=int), 2, np.random.default_rng(0))
+        ByUser(users=["a", "b"])(np.zeros(3, dtype=int), 2, np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match=r"2 users over 3 clients\. HINT: `num_clients=2`"):
-        ByUser(["a", "b", "a"])(np.zeros(3, dtype=int), 3, np.random.default_rng(0))
+        ByUser(users=["a", "b", "a"])(np.zeros(3, dtype=int), 3, np.random.default_rng(0))
     with pytest.raises(ConfigurationError, match="Expected `users`"):
-        ByUser(["a", 3])
-    assert repr(ByUser(["a", "b", "a"])) == "ByUser(users=<2 users of 3 samples>)"
+        ByUser(users=["a", 3])
+    assert repr(ByUser(users=["a", "b", "a"])) == "ByUser(users=<2 users of 3 samples>)"
 
 
 # -- arguments, recipes, the picture ---------------------------------------------------------------
@@ -210,8 +225,8 @@ def test_wrong_users() -> None:
         (lambda: Dirichlet(balanced=1), "balanced"),
         (lambda: Dirichlet(min_samples=-1), "min_samples"),
         (lambda: Dirichlet(max_tries=0), "max_tries"),
-        (lambda: Shards(0), "shards_per_client"),
-        (lambda: QuantitySkew("zipf"), "law"),
+        (lambda: Shards(shards_per_client=0), "shards_per_client"),
+        (lambda: QuantitySkew(law="zipf"), "law"),
         (lambda: QuantitySkew(alpha=-1.0), "alpha"),
     ],
 )
@@ -239,7 +254,7 @@ def test_recipes_name_them(partitioner: str) -> None:
 
 
 def test_the_picture_says_every_number(tmp_path: Path) -> None:
-    data = Digits(num_clients=12, partitioner=Shards(2))
+    data = Digits(num_clients=12, partitioner=Shards(shards_per_client=2))
     picture = data.partition.plot(tmp_path / "partition.svg")
     assert (tmp_path / "partition.svg").read_text() == picture
     table = data.partition.counts

@@ -35,11 +35,13 @@ def ids(dataset: TensorDataset | None) -> list[int]:
     return dataset.tensors[0][:, 0].long().tolist()
 
 
-@pytest.mark.parametrize("partitioner", [IIDPartitioner(), DegreeOfNonIID(0.6)])
+@pytest.mark.parametrize("partitioner", [IIDPartitioner(), DegreeOfNonIID(q=0.6)])
 @pytest.mark.parametrize("beta", [None, 0.3])
 def test_no_sample_is_in_two_places(partitioner: object, beta: float | None) -> None:
-    whole = Numbers(4, partitioner, seed=3)
-    data = Numbers(4, partitioner, seed=3, server_samples=10, server_beta=beta)
+    whole = Numbers(num_clients=4, partitioner=partitioner, seed=3)
+    data = Numbers(
+        num_clients=4, partitioner=partitioner, seed=3, server_samples=10, server_beta=beta
+    )
     server = ids(data.server_dataset)
     assert len(server) == len(set(server)) == 10
     for client_id, dataset in data.client_datasets().items():
@@ -51,18 +53,18 @@ def test_no_sample_is_in_two_places(partitioner: object, beta: float | None) -> 
 
 
 def test_without_it_nothing_changes() -> None:
-    data = Numbers(4)
+    data = Numbers(num_clients=4)
     assert data.server_dataset is None
     assert data.train_dataset is data._datasets[0]
     assert "server" not in repr(data)
-    assert repr(Numbers(2, server_samples=3, server_beta=0.5)).endswith(
+    assert repr(Numbers(num_clients=2, server_samples=3, server_beta=0.5)).endswith(
         "seed=0, server_samples=3, server_beta=0.5)"
     )
 
 
 def test_the_choice_is_a_function_of_the_seed_alone() -> None:
     def chosen(seed: int, num_clients: int) -> list[int]:
-        return ids(Numbers(num_clients, seed=seed, server_samples=10).server_dataset)
+        return ids(Numbers(num_clients=num_clients, seed=seed, server_samples=10).server_dataset)
 
     assert chosen(1, 4) == chosen(1, 7)
     assert chosen(1, 4) != chosen(2, 4)
@@ -70,7 +72,7 @@ def test_the_choice_is_a_function_of_the_seed_alone() -> None:
 
 def test_partitioners_that_name_samples_by_position_stay_right() -> None:
     users = [f"u{i % 5}" for i in range(60)]
-    data = Numbers(5, ByUser(users), server_samples=20)
+    data = Numbers(num_clients=5, partitioner=ByUser(users=users), server_samples=20)
     assert [{i % 5 for i in ids(d)} for d in data.client_datasets().values()] == [
         {0},
         {1},
@@ -90,16 +92,16 @@ def test_a_federation_gets_it_unless_it_is_given_other_data() -> None:
 
 def test_what_cannot_be_had_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`server_samples` to be fewer than the 60"):
-        Numbers(2, server_samples=60).client_datasets()
+        Numbers(num_clients=2, server_samples=60).client_datasets()
     with pytest.raises(ConfigurationError, match=r"59 samples leave clients \['client-"):
-        Numbers(2, server_samples=59).client_datasets()
+        Numbers(num_clients=2, server_samples=59).client_datasets()
     # Unless a client may be empty.
     empty = QuantitySkew(alpha=1.0, min_samples=0)
-    assert Numbers(2, empty, server_samples=59).partition.counts.sum() == 1
+    assert Numbers(num_clients=2, partitioner=empty, server_samples=59).partition.counts.sum() == 1
     with pytest.raises(ConfigurationError, match="Expected `server_samples`"):
-        Numbers(2, server_samples=-1)
+        Numbers(num_clients=2, server_samples=-1)
     with pytest.raises(ConfigurationError, match="Expected `server_beta`"):
-        Numbers(2, server_samples=5, server_beta=0.0)
+        Numbers(num_clients=2, server_samples=5, server_beta=0.0)
 
 
 # -- draw_samples ---------------------------------------------------------------------------------

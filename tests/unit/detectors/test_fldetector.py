@@ -173,7 +173,6 @@ def test_prediction_uses_the_shared_hessian() -> None:
         ("max_clusters", 1),
         ("num_references", 1),
         ("standard_errors", -1.0),
-        ("action", "halt"),
         ("seed", -1),
         ("window", 2.5),
     ],

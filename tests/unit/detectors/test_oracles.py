@@ -120,9 +120,9 @@ def test_ids_are_a_list_of_names(ids: object) -> None:
 
 
 def test_no_detector_is_twice_in_an_ensemble_be_it_inside_another() -> None:
-    one, two = KnownMalicious(["a"]), KnownMalicious(["a"])
+    one, two = KnownMalicious(ids=["a"]), KnownMalicious(ids=["a"])
     inner = Ensemble([one, two])
-    assert Ensemble([inner, KnownMalicious(["a"])]).detectors[0] is inner
+    assert Ensemble([inner, KnownMalicious(ids=["a"])]).detectors[0] is inner
     for repeated in ([one, one], [inner, one], [inner, Ensemble([two])], [inner, inner]):
         with pytest.raises(ConfigurationError, match="`detectors` to be different objects"):
             Ensemble(repeated)

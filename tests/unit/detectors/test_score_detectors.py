@@ -126,10 +126,10 @@ def test_rounds_before_the_start_are_not_scored() -> None:
 
 def test_a_stop_ends_the_recording_at_the_decision() -> None:
     loop = FederatedLoop(logger=False, enable_progress_bar=False)
-    detector = NormOutlier(window=4, threshold=0.0, action="stop")
+    detector = NormOutlier(window=4, threshold=0.0)
     result = loop.record(
         quadratic_federation(), FedAvg(), MemoryHistory(), max_rounds=50, server_lr=0.1,
-        detector=detector,
+        detector=detector, stop_on_detection=True,
     )  # fmt: skip
     assert result.rounds == 4
     assert result.detection is not None
@@ -157,7 +157,6 @@ def test_late_joiners_are_found_on_a_recording() -> None:
         (lambda: NormOutlier(two_sided=1), "two_sided"),
         (lambda: CosineOutlier(threshold=-1.0), "threshold"),
         (lambda: Spectral(num_coordinates=0), "num_coordinates"),
-        (lambda: Spectral(action="halt"), "action"),
         (lambda: Mahalanobis(projection="svd"), "projection"),
         (lambda: Auror(alpha=0), "alpha"),
         (lambda: Auror(find_rounds=0), "find_rounds"),

@@ -204,7 +204,7 @@ class TellsRound(VectorizedExecutor):
 def test_the_optimizer_is_that_of_the_round():
     """The update is the gradient times learning rate over `local_lr`: 1, 1/2, 1/3 and so on."""
     _, history, _ = record("plain", TellsRound(), module=Slower, local_lr=0.1)
-    _, slowly, _ = record("plain", TellsRound("sequential"), module=Slower, local_lr=0.1)
+    _, slowly, _ = record("plain", TellsRound(path="sequential"), module=Slower, local_lr=0.1)
     for t in range(8):
         fast, reference = history.read_round(t), slowly.read_round(t)
         assert fast.departure is None
@@ -243,7 +243,7 @@ def test_clients_that_change_are_those_of_the_round(change):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FedrecWarning)
         fast, history, _ = record("plain", Tells(audit=0), local_lr=0.1)
-    _, slowly, _ = record("plain", Tells("sequential"), local_lr=0.1)
+    _, slowly, _ = record("plain", Tells(path="sequential"), local_lr=0.1)
     for t in range(8):
         one, reference = history.read_round(t), slowly.read_round(t)
         assert torch.allclose(one.updates, reference.updates, rtol=1e-4, atol=1e-6)
@@ -256,8 +256,8 @@ def test_a_single_step_is_the_last_one():
         def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) * (1 + self.trainer.is_last_batch)
 
-    _, history, _ = record("plain", VectorizedExecutor("grouped"), module=Last, max_rounds=1)
-    _, once, _ = record("plain", VectorizedExecutor("grouped"), max_rounds=1)
+    _, history, _ = record("plain", VectorizedExecutor(path="grouped"), module=Last, max_rounds=1)
+    _, once, _ = record("plain", VectorizedExecutor(path="grouped"), max_rounds=1)
     assert torch.allclose(history.read_round(0).updates, 2 * once.read_round(0).updates)
 
 

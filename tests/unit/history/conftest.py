@@ -83,7 +83,6 @@ def run_script() -> Callable[..., str]:
             env={**os.environ, **environment, "PYTHONPATH": str(Path(fedrec.__file__).parents[1])},
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -6,11 +6,11 @@ import dataclasses
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -72,7 +72,7 @@ class Watched(MemoryHistory):
             super().write_round(record(t, size))
 
     def write_round(self, record: RoundRecord) -> None:
-        assert self.gate.wait(timeout=20)
+        self.gate.wait()
         if record.round >= self.full_from:
             raise HistoryFullError(f"no room for round {record.round}")
         super().write_round(record)
@@ -85,18 +85,40 @@ class Watched(MemoryHistory):
         return super().read_round(t, client_ids)
 
 
+@contextmanager
+def in_a_thread(writer: BackgroundWriter, method: str, *args: Any) -> Iterator[SimpleQueue[str]]:
+    """Call a method of the writer meanwhile; the queue is told when it waits, and that it ended."""
+    told: SimpleQueue[str] = SimpleQueue()
+    wait = writer._changed.wait
+
+    def waits(timeout: float | None = None) -> bool:
+        if threading.current_thread() is thread:
+            told.put("waits")
+        return wait(timeout)
+
+    def call() -> None:
+        try:
+            getattr(writer, method)(*args)
+        finally:
+            told.put("ended")
+
+    thread = threading.Thread(target=call)
+    writer._changed.wait = waits
+    thread.start()
+    yield told
+    thread.join()
+
+
 def test_the_writer_lets_one_round_wait_and_no_more() -> None:
     history = Watched()
     history.gate.clear()
     writer = BackgroundWriter(history)
     writer.write(record(0))  # returns, although nothing can be stored yet
     assert history.rounds() == range(0)
-    second = threading.Thread(target=writer.write, args=(record(1),))
-    second.start()
-    second.join(timeout=0.2)
-    assert second.is_alive()  # back-pressure
-    history.gate.set()
-    second.join(timeout=20)
+    with in_a_thread(writer, "write", record(1)) as told:
+        first = told.get()
+        history.gate.set()
+    assert first == "waits"  # back-pressure
     writer.close()
     assert history.rounds() == range(2)
 
@@ -132,21 +154,18 @@ def test_a_large_round_is_encoded_by_one_thread_until_someone_waits_for_it(
         def encode_known(self, vector: Any, largest: float) -> Any:
             threads[len(threads)] = threading.get_ident()
             encoding.set()
-            assert go_on.wait(timeout=20)
+            go_on.wait()
             return super().encode_known(vector, largest)
 
     with begun(tmp_path, SIZE, codec="float16") as history:
         monkeypatch.setitem(CODECS, "float16", Halves())
         writer = BackgroundWriter(history)
         writer.write(record(0))
-        assert encoding.wait(timeout=20)  # the first client's update
-        waiting = threading.Thread(target=writer.wait)
-        waiting.start()
-        deadline = time.monotonic() + 20
-        while not writer._is_waited_for and time.monotonic() < deadline:
-            time.sleep(0.001)
-        go_on.set()
-        waiting.join(timeout=20)
+        encoding.wait()  # for the first client's update
+        with in_a_thread(writer, "wait") as told:
+            first = told.get()
+            go_on.set()
+        assert first == "waits"
         writer.close()
         assert history.verify() == range(1)
     assert threads[0] not in (threads[1], threads[2])
@@ -178,7 +197,7 @@ class Disk:
             rounds.clear()
             with write(environment, num_bytes) as txn:
                 yield txn
-                assert self.gate.wait(timeout=20)
+                self.gate.wait()
             self.commits.append(list(rounds))
 
         def listed(environment: Environment, txn: Any, database: str, *rest: bytes) -> None:
@@ -191,9 +210,11 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     """Return a disk that is busy."""
-    return Disk(monkeypatch)
+    busy = Disk(monkeypatch)
+    yield busy
+    busy.gate.set()  # so that no thread outlives a test that failed
 
 
 def begun(path: Path, size: int = 10, **arguments: Any) -> LMDBHistory:
@@ -213,12 +234,10 @@ def test_rounds_that_come_while_the_disk_is_busy_are_committed_together(
             writer.write(handed)  # returns, although nothing can be stored yet
             handed.updates.zero_()  # what was handed over is not looked at again
         assert history.rounds() == range(0)
-        another = threading.Thread(target=writer.write, args=(record(most, size),))
-        another.start()
-        another.join(timeout=0.2)
-        assert another.is_alive()  # back-pressure
-        disk.gate.set()
-        another.join(timeout=20)
+        with in_a_thread(writer, "write", record(most, size)) as told:
+            first = told.get()
+            disk.gate.set()
+        assert first == "waits"  # back-pressure
         writer.close()
         assert disk.commits == [[0], list(range(1, most)), [most]]
         assert history.verify() == range(most + 1)

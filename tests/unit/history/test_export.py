@@ -645,7 +645,7 @@ EDITS = st.lists(
 )
 FUZZ = settings(
     max_examples=20,
-    deadline=5000,
+    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -25,7 +25,7 @@ from fedrec.history.rounds import RoundArrays
 
 # What the scripts below share: rounds whose numbers follow from t, in a process without torch.
 COMMON = """
-import os, random, signal, struct, sys, time
+import os, random, signal, struct, sys
 import numpy as np
 from fedrec.exceptions import HistoryLockedError
 from fedrec.history.manifest import Manifest
@@ -77,12 +77,13 @@ def line(process: subprocess.Popen[str]) -> str:
 def test_killed_writer_loses_nothing_it_acknowledged(
     tmp_path: Path, run_script: Callable[..., str]
 ) -> None:
-    """Processes are killed at random instants, also while they begin, or inside a long round."""
+    """A history outlives twenty processes, killed while they begin or after a few rounds."""
     code = """
 path, kills = sys.argv[1], int(sys.argv[2])
 random.seed(0)
 stored = 0
 for kill in range(kills):
+    awaited = 0 if kill < 3 else random.randrange(20)
     acknowledged, acknowledge = os.pipe()
     child = os.fork()
     if child == 0:
@@ -93,11 +94,12 @@ for kill in range(kills):
         for t in range(len(store.rounds()), 10**6):
             store.write_round(arrays(t))
             os.write(acknowledge, struct.pack("<I", t))
-    time.sleep(random.uniform(0, 0.02 if kill < 5 else 0.2))
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     os.close(acknowledge)
     acks = b""
+    while len(acks) < 4 * awaited and (chunk := os.read(acknowledged, 4)):
+        acks += chunk
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     while chunk := os.read(acknowledged, 65536):
         acks += chunk
     os.close(acknowledged)
@@ -106,13 +108,13 @@ for kill in range(kills):
     rounds = range(0) if store.is_empty else store.verify()
     # A round may have been committed and not yet acknowledged.
     assert len(rounds) in (last, last + 1), (rounds, last)
+    assert len(rounds) >= stored + awaited
     for t in rounds[stored:]:
         check(store, t)
     stored = len(rounds)
     store.close()
-print(stored)
 """
-    assert int(run_script(COMMON + code, tmp_path / "history", 20)) > 20
+    run_script(COMMON + code, tmp_path / "history", 20)
 
 
 def test_unfinished_round_is_invisible_and_removed(
@@ -206,7 +208,7 @@ for t in range(60):
         assert (found.updates == np.float32(t) + ramp).all()
         assert (found.aggregate == found.updates[0] + 2).all()
     assert seen == sorted(seen)
-    assert writer.wait(timeout=30) == 0
+    assert writer.wait() == 0
     assert reader.verify() == range(60)
     reader.close()
 
@@ -232,7 +234,7 @@ sys.stdin.read()
         store.write_round(arrays(2))
     assert store.verify() == range(2)  # reading goes on
     writer.kill()
-    writer.wait(timeout=30)
+    writer.wait()
     store.write_round(arrays(2))
     assert store.rounds() == range(3)
     store.close()
@@ -256,7 +258,7 @@ sys.stdin.read()
         store.begin(manifest)
     assert store.is_empty
     other.kill()
-    other.wait(timeout=30)
+    other.wait()
     store.begin(manifest)
     assert store.rounds() == range(0)
     store.close()

@@ -61,7 +61,7 @@ class Parts(nn.Module):
 
 
 def run(module: nn.Module, dataset: Dataset[Any]) -> dict[str, float | None]:
-    client = QuadraticClient("a", torch.eye(4), torch.zeros(4))
+    client = QuadraticClient("a", hessian=torch.eye(4), centre=torch.zeros(4))
     return evaluate(
         Federation([client], module),
         dataset,
@@ -245,7 +245,7 @@ def test_a_metric_that_does_not_fit_is_refused_before_anything_is_recorded() -> 
 )
 @pytest.mark.parametrize("metrics", [None, {"mse": MeanSquaredError()}])
 def test_attack_success_that_is_undefined(dataset, label, reason, metrics) -> None:
-    attack = BackdoorAttack(FeatureTrigger(k=8), target_label=label)
+    attack = BackdoorAttack(pattern=FeatureTrigger(k=8), target_label=label)
     with pytest.raises((ConfigurationError, ShapeError), match=reason):
         recorded(federation(dataset), attack=attack)
 
@@ -305,7 +305,7 @@ def test_testing_leaves_no_trace_and_does_not_depend_on_what_was_drawn() -> None
 
 def test_types_that_the_model_cannot_take() -> None:
     module = Parts()
-    client = QuadraticClient("a", torch.eye(4), torch.zeros(4))
+    client = QuadraticClient("a", hessian=torch.eye(4), centre=torch.zeros(4))
     made = Federation([client], module, test_dataset=TensorDataset(X.double(), Y))
     with pytest.raises(ConfigurationError, match=r"the test data, .* \[float64 of shape \(2,\)\]"):
         loop().test(made, torch.zeros(4))

@@ -170,7 +170,7 @@ class Sick(QuadraticClient):
 def sick(sends: torch.Tensor) -> Federation:
     good = quadratic_federation(num_malicious=0)
     clients = list(good.clients)
-    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, 2)
+    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, num_samples=2)
     clients[1].sends = sends
     return Federation(clients, good.module)
 
@@ -418,7 +418,7 @@ def test_diverging_training_stops_before_anything_useless_is_stored() -> None:
 def test_one_bad_client_does_not_make_attackers_look_bad() -> None:
     good = quadratic_federation(num_malicious=1)
     clients = list(good.clients)
-    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, 2)
+    clients[1] = Sick("q1", clients[1].hessian, clients[1].centre, num_samples=2)
     federation = Federation(clients, good.module, malicious=good.malicious)
     attack = TrimAttack()
     _, history, _ = record(federation, attack=attack, on_bad_update="drop")
@@ -694,12 +694,14 @@ def test_fast_dev_run_does_three_rounds_and_writes_nothing(tmp_path: Path) -> No
 
 
 def test_a_deciding_detector_can_stop_the_recording() -> None:
-    class Early(KnownMalicious):
-        action = "stop"
-
-    _, history, result = record(detector=Early(ids=["q1"]))
+    _, history, result = record(detector=KnownMalicious(ids=["q1"]), stop_on_detection=True)
     assert result.detection.malicious == ("q1",)
     assert len(history.rounds()) == result.rounds == 1
+
+
+def test_stopping_on_detection_needs_a_detector() -> None:
+    with pytest.raises(ConfigurationError, match="Expected `stop_on_detection` to be false"):
+        record(stop_on_detection=True)
 
 
 def test_verdict_can_be_handed_to_recover() -> None:

@@ -20,6 +20,7 @@ print(max(faults() for _ in range(10)))
 """
 
 
+@pytest.mark.slow  # a process of its own, and gigabytes to write
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_pages_of_a_freed_tensor_are_not_mapped_again() -> None:
     """64 MiB are 16,384 pages of 4 KiB. Small blocks in between take a few turns to settle."""

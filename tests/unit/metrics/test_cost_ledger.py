@@ -25,18 +25,18 @@ def example() -> CostLedger:
 
 def test_cp_is_by_the_clients_own_rounds() -> None:
     # a: 3 rounds of 10, since round 5 counts once; b: 1 of 4; c: none of 8.
-    assert example().cp() == pytest.approx({"a": 70.0, "b": 75.0, "c": 100.0})
+    assert example().cp() == pytest.approx({"a": 0.7, "b": 0.75, "c": 1.0})
 
 
 def test_acp_is_the_mean_over_clients_not_over_rounds() -> None:
-    assert example().acp() == pytest.approx((70 + 75 + 100) / 3)
+    assert example().acp() == pytest.approx((0.7 + 0.75 + 1) / 3)
 
 
 def test_clients_without_rounds_are_left_out_even_if_asked() -> None:
     ledger = example()
     ledger.add("late", 3, "other")
     assert "late" not in ledger.cp()
-    assert ledger.acp() == pytest.approx((70 + 75 + 100) / 3)
+    assert ledger.acp() == pytest.approx((0.7 + 0.75 + 1) / 3)
     assert ledger.exact_rounds_by_reason()["other"] == 0
 
 
@@ -77,8 +77,8 @@ def test_the_papers_schedule_and_its_ceiling(
         for client_id in clients:
             ledger.add(client_id, t, reason)
     assert len(ledger) == 4 * num_exact
-    assert round(ledger.acp(), 1) == ceiling
-    assert ledger.acp() == pytest.approx((num_rounds - num_exact) / num_rounds * 100)
+    assert round(100 * ledger.acp(), 1) == ceiling
+    assert ledger.acp() == pytest.approx((num_rounds - num_exact) / num_rounds)
     found = ledger.exact_rounds_by_reason()
     assert (found["warmup"], found["final"]) == (20, 5)
     assert found["correction"] == num_exact - 25
@@ -95,7 +95,7 @@ def test_training_from_scratch_saves_nothing() -> None:
 
 def test_asking_nobody_saves_everything() -> None:
     ledger = CostLedger({"a": 3})
-    assert ledger.acp() == 100.0
+    assert ledger.acp() == 1.0
     assert set(ledger.exact_rounds_by_reason().values()) == {0.0}
     assert ledger.total_bytes() == 0
     assert ledger.entries == ()

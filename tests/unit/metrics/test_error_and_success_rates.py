@@ -74,7 +74,7 @@ def test_an_infinite_logit_is_a_prediction() -> None:
     assert float(ter.compute()) == 0.0
 
 
-@pytest.mark.parametrize("metric", [TestErrorRate(), AttackSuccessRate(0)])
+@pytest.mark.parametrize("metric", [TestErrorRate(), AttackSuccessRate(target_label=0)])
 @pytest.mark.parametrize(
     ("preds", "target"),
     [
@@ -96,7 +96,7 @@ def test_target_label_is_checked(label: object) -> None:
         AttackSuccessRate(target_label=label)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("metric", [TestErrorRate(), AttackSuccessRate(0)])
+@pytest.mark.parametrize("metric", [TestErrorRate(), AttackSuccessRate(target_label=0)])
 def test_flags(metric: Metric) -> None:
     assert metric.higher_is_better is False
     assert metric.is_differentiable is False
@@ -104,7 +104,7 @@ def test_flags(metric: Metric) -> None:
 
 
 def test_they_work_in_a_collection_and_survive_pickle() -> None:
-    metrics = MetricCollection({"ter": TestErrorRate(), "asr": AttackSuccessRate(0)})
+    metrics = MetricCollection({"ter": TestErrorRate(), "asr": AttackSuccessRate(target_label=0)})
     metrics.update(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
     found = pickle.loads(pickle.dumps(metrics)).compute()
     assert float(found["ter"]) == pytest.approx(1 / 3)
@@ -196,4 +196,4 @@ def test_a_target_label_that_the_model_cannot_predict(preds: Tensor, label: int)
 
 def test_several_labels_have_no_attack_success_rate() -> None:
     with pytest.raises(ShapeError, match="undefined where an input has several labels"):
-        AttackSuccessRate(0).update(torch.zeros(2, 3), torch.zeros(2, 3))
+        AttackSuccessRate(target_label=0).update(torch.zeros(2, 3), torch.zeros(2, 3))

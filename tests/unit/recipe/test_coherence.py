@@ -47,7 +47,7 @@ class Public(Digits):
 """
 _LEAVES = "record.sampler={class_path: ClientSampler, init_args: {leaves: {client-9: 1}}}"
 _ROUNDS = "Expected `max_rounds` to be at most the 4 rounds of the recording, but got 5."
-_DATA = "needs clean data at the server, but `data` puts none aside."
+_DATA = "needs clean data at the server, but there are none."
 
 
 @pytest.fixture

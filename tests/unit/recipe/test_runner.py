@@ -131,10 +131,10 @@ def test_costs_are_those_of_the_schedule(finished: Path) -> None:
         3,
         1,
     )
-    assert some["acp"] == pytest.approx(100 * (1 - (4 + reasons["fallback"]) / 8))
+    assert some["acp"] == pytest.approx(1 - (4 + reasons["fallback"]) / 8)
     assert (scratch["acp"], scratch["cp_min"], scratch["cp_max"]) == (0, 0, 0)
     assert scratch["exact_rounds_by_reason"]["scratch"] == 8
-    assert replay["acp"] == 100
+    assert replay["acp"] == 1
 
 
 def test_the_stored_recipe_is_resolved_and_runs_again(finished: Path) -> None:
@@ -375,7 +375,6 @@ def test_a_detector_that_stops_is_part_of_the_recording(
         "from fedrec.detectors import Detector\n"
         "from fedrec.types import Detection\n"
         "class Hasty(Detector):\n"
-        "    action = 'stop'\n"
         "    def __init__(self, rounds: int = 3):\n"
         "        self.rounds, self.seen = rounds, None\n"
         "    def reset(self, truth=()):\n"
@@ -389,7 +388,11 @@ def test_a_detector_that_stops_is_part_of_the_recording(
         "        return Detection(malicious=ids[:1], seen=ids, round=self.seen.round)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    overrides = ["detector=Hasty", "recoverers=[TrainFromScratch]"]
+    overrides = [
+        "detector=Hasty",
+        "record.stop_on_detection=true",
+        "recoverers=[TrainFromScratch]",
+    ]
     recipe = load_recipe(recipe_file, overrides, ["own_hasty"])
     results = run(recipe, output_dir=tmp_path, progress=False)
     assert results["history"]["rounds"] == 3

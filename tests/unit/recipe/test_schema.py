@@ -89,6 +89,15 @@ def test_detected_needs_a_detector(write: Write) -> None:
     load_recipe(write(), ["detector=null", "recoverers=null"])
 
 
+def test_stopping_on_detection_needs_a_detector(write: Write) -> None:
+    without = ["detector=null", "recoverers=null", "record.stop_on_detection=true"]
+    (error,) = mistakes(write(), *without)
+    assert error.startswith(
+        "record.stop_on_detection: Expected `stop_on_detection` to be false without a detector"
+    )
+    load_recipe(write(), ["record.stop_on_detection=true"])
+
+
 def test_excluded_clients_are_texts(write: Write) -> None:
     assert mistakes(write(), "recover.exclude=[client-0, 3]") == [
         "recover.exclude.1: Expected `exclude` to be client ids, but got 3."

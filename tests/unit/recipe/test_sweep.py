@@ -169,6 +169,7 @@ def test_what_a_recording_does_not_depend_on_makes_no_other(recipe_file: Path) -
         "federation.buffers=refuse",
         "record.sampler=null",
         "record.on_bad_update=raise",
+        "record.stop_on_detection=false",
         "history={class_path: LMDBHistory, init_args: {map_size: 10000000, sync_every: 2}}",
     ):
         assert recording(override) == same, override
@@ -181,9 +182,12 @@ def test_what_a_recording_does_not_depend_on_makes_no_other(recipe_file: Path) -
         "record.on_bad_update=drop",
         "loop.executor=sequential",
         "history={class_path: LMDBHistory, init_args: {codec: int8}}",
-        "detector={class_path: FLDetector, init_args: {action: stop}}",
+        "record.stop_on_detection=true",
     ]
     assert len({same, *map(recording, others)}) == 1 + len(others)
+    # A detector that ends the recording is part of it.
+    stopped = recording("record.stop_on_detection=true")
+    assert recording("record.stop_on_detection=true", "detector=FLDetector") != stopped
 
 
 def test_a_killed_sweep_goes_on_with_what_is_missing(

@@ -77,7 +77,7 @@ def test_fine_tuning_needs_no_update() -> None:
     federation = classifying_federation()
     history = recorded(federation, cls=Forgetful)
     result = loop().recover(federation, history, FineTune(num_epochs=2), ["c4"])
-    assert result.ledger.acp() == 100.0
+    assert result.ledger.acp() == 1.0
 
 
 def test_ascent_needs_a_client_that_is_there_and_means_well() -> None:

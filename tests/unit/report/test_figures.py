@@ -20,7 +20,7 @@ from fedrec.report.looks import axis_name, looks_of
 def rows(values: list[str], **more: Any) -> list[dict[str, Any]]:
     """Two methods and two repeats at every value: TER is i/100 and i/100 + 0.02."""
     return [
-        {"tol": v, "method": m, "ter": (i + 2 * r) / 100, "acp": 50.0, "asr": None, **more}
+        {"tol": v, "method": m, "ter": (i + 2 * r) / 100, "acp": 0.5, "asr": None, **more}
         for i, v in enumerate(values, 1)
         for m in ("FedRecover", "TrainFromScratch")
         for r in range(2)
@@ -49,11 +49,11 @@ def test_lines_are_means_over_repeats_in_percent() -> None:
 
 
 def at_the_ends(seeds: int = 1) -> list[dict[str, Any]]:
-    """Return TER of 0, 0.2 and 1, and ACP of 0 and 100: marks at all ends of the axes."""
+    """Return TER of 0, 0.2 and 1, and ACP of 0 and 1: marks at all ends of the axes."""
     return [
-        {"tol": t, "method": m, "ter": ter, "acp": acp, "exact_rounds": 100.0 - acp}
+        {"tol": t, "method": m, "ter": ter, "acp": acp, "exact_rounds": 100 - 100 * acp}
         for t in ("5", "10", "100")
-        for m, ter, acp in (("A", 0.2, 50.0), ("B", 0.0, 100.0), ("TrainFromScratch", 1.0, 0.0))
+        for m, ter, acp in (("A", 0.2, 0.5), ("B", 0.0, 1.0), ("TrainFromScratch", 1.0, 0.0))
         for _ in range(seeds)
     ]
 
@@ -88,10 +88,10 @@ def test_values_below_zero_are_on_the_axis() -> None:
 
 
 def test_acp_is_whole_where_clients_compute_more_than_in_the_recording() -> None:
-    for lowest, bottom in ((-40.0, -47.0), (20.0, -5.0)):  # a twentieth of the range is the margin
-        table = [{"tol": t, "method": "A", "acp": acp} for t, acp in (("1", 50.0), ("2", lowest))]
+    for lowest, bottom in ((-0.4, -47.0), (0.2, -5.0)):  # a twentieth of the range is the margin
+        table = [{"tol": t, "method": "A", "acp": acp} for t, acp in (("1", 0.5), ("2", lowest))]
         (ax,) = draw_values(table, ["tol"], x="tol", y=["acp"]).axes
-        assert ax.get_ylim() == pytest.approx((bottom, 100 - bottom + min(lowest, 0.0)))
+        assert ax.get_ylim() == pytest.approx((bottom, 100 - bottom + 100 * min(lowest, 0.0)))
 
 
 def test_bars_stand_on_the_axis() -> None:
@@ -134,7 +134,7 @@ def test_error_bars_have_a_light_edge_to_be_seen_on_dark_bars() -> None:
 )
 def test_synthetic_data_are_named(told: tuple[str, str], said: str) -> None:
     table = [
-        {**row, "exact_rounds": 5.0, "cp": [1.0, 2.0], "synthetic_data": told[i % 2]}
+        {**row, "exact_rounds": 5.0, "cp": [0.01, 0.02], "synthetic_data": told[i % 2]}
         for i, row in enumerate(rows(["1", "2"]))
     ]
     figures = [
@@ -175,7 +175,7 @@ def test_names_of_axes_are_no_longer_than_panels_are_high() -> None:
 def test_a_method_looks_the_same_in_every_figure() -> None:
     names = ["Poisoned", "A", "B", "TrainFromScratch", "C"]
     rows = [
-        {"tol": t, "rule": r, "method": m, "ter": 0.1, "exact_rounds": 5.0, "cp": [1.0, 2.0]}
+        {"tol": t, "rule": r, "method": m, "ter": 0.1, "exact_rounds": 5.0, "cp": [0.01, 0.02]}
         for t in ("1", "2")
         for r in ("Median", "Krum")
         for m in names
@@ -208,7 +208,7 @@ def test_nine_methods_are_told_apart_without_colour() -> None:
 @pytest.mark.parametrize("methods", [1, 6])
 def test_a_figure_is_as_wide_as_a_column_and_its_legend_fits(methods: int) -> None:
     table = [
-        {"tol": t, "method": f"Recovery of kind {m}" * (1 + m % 2), "ter": 0.1, "acp": 50.0}
+        {"tol": t, "method": f"Recovery of kind {m}" * (1 + m % 2), "ter": 0.1, "acp": 0.5}
         for t in ("5", "10")
         for m in range(methods)
     ]
@@ -263,7 +263,7 @@ def test_names_get_bars_and_other_keys_panels() -> None:
 
 def test_the_fewer_of_figures_and_combinations_stand_side_by_side() -> None:
     table = [
-        {"rule": rule, "tol": tol, "method": "A", "ter": 0.1, "asr": 0.2, "acp": 50.0}
+        {"rule": rule, "tol": tol, "method": "A", "ter": 0.1, "asr": 0.2, "acp": 0.5}
         for rule in ("Median", "Krum")
         for tol in ("1", "2")
     ]
@@ -288,7 +288,7 @@ def test_cost_against_error() -> None:
 
 
 def test_distributions_of_cp(caplog: pytest.LogCaptureFixture) -> None:
-    cp = {"A": {"a": 80.0, "b": 80.0, "c": 90.0}, "Scratch": {"a": 0.0, "b": 0.0}}
+    cp = {"A": {"a": 0.8, "b": 0.8, "c": 0.9}, "Scratch": {"a": 0.0, "b": 0.0}}
     caplog.set_level(logging.INFO, "fedrec.report.figures")
     figure = draw_cp(cp)
     (ax,) = figure.axes  # all clients of the other are alike
@@ -299,15 +299,15 @@ def test_distributions_of_cp(caplog: pytest.LogCaptureFixture) -> None:
     assert "ACP 83.3" in ax.get_title(loc="right")
     low, high = ax.get_xlim()
     assert (low, high) == (pytest.approx(80 - 1.5 * 10 / 16), pytest.approx(90 + 1.5 * 10 / 16))
-    near = draw_cp({"A": {"a": 86.167, "b": 86.333}})
+    near = draw_cp({"A": {"a": 0.86167, "b": 0.86333}})
     near.draw_without_rendering()
     places = [label.get_window_extent() for label in near.axes[0].get_xticklabels()]
     assert all(one.x1 < other.x0 for one, other in itertools.pairwise(places))
-    both = draw_cp({"A": {"a": 80.0, "b": 90.0}, "B": {"a": 40.0, "b": 20.0}})
+    both = draw_cp({"A": {"a": 0.8, "b": 0.9}, "B": {"a": 0.4, "b": 0.2}})
     edges = [[bar.get_x() for bar in ax.patches] for ax in both.axes]
     assert edges[0] == edges[1]  # so that methods can be compared
     assert both.axes[0].get_xlim() == both.axes[1].get_xlim()
-    table = [{"T": t, "method": "A", "cp": [80.0, 90.0, float(t)]} for t in ("70", "100")]
+    table = [{"T": t, "method": "A", "cp": [0.8, 0.9, float(t) / 100]} for t in ("70", "100")]
     table += [{"T": "70", "method": "Scratch", "cp": [0.0, 0.0]}]
     (boxes,) = draw_box(table, ["T"], x="T").axes
     assert caplog.messages == [said, said]  # nothing is left out of those between

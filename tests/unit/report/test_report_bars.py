@@ -9,7 +9,7 @@ from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, v
 
 def test_cost_bars_are_in_proportion() -> None:
     methods = [
-        {"name": "A <b>", "acp": 75.0, "exact_rounds_by_reason": {"warmup": 20.0, "final": 5.0}},
+        {"name": "A <b>", "acp": 0.75, "exact_rounds_by_reason": {"warmup": 20.0, "final": 5.0}},
         {"name": "Scratch", "acp": 0.0, "exact_rounds_by_reason": {"scratch": 100.0}},
         {"name": "Nothing", "acp": None, "exact_rounds_by_reason": {}},
     ]
@@ -19,7 +19,7 @@ def test_cost_bars_are_in_proportion() -> None:
         ("final", "5.000"),
         ("scratch", "100.000"),
     ]
-    assert '25.0 rounds, <data value="75.0">75.0</data> % saved' in html
+    assert '25.0 rounds, <data value="0.75">75.0</data> % saved' in html
     assert 'aria-label="warm-up 20.0 rounds, final tuning 5.0 rounds"' in html
     assert "0.0 rounds</span>" in html
     assert "A &lt;b&gt;" in html

@@ -18,7 +18,7 @@ def made(path: Path, name: str, methods: dict[str, float], **recipe: Any) -> Pat
     (path / "record").mkdir(parents=True)
     (path / "record" / "metrics.csv").write_text("round,ter,asr\n0,0.9,\n9,0.7,\n")
     reasons = {"warmup": 20.0}
-    costs = {"asr": None, "acp": 80.0, "cp_min": 80.0, "cp_max": 80.0, "seconds": 2.0}
+    costs = {"asr": None, "acp": 0.8, "cp_min": 0.8, "cp_max": 0.8, "seconds": 2.0}
     content = {
         "recipe": {"name": name, "recoverers": [{"class_path": m} for m in methods], **recipe},
         "synthetic_data": recipe.get("data") == "Purchase",
@@ -75,14 +75,14 @@ def test_methods_and_runs(tmp_path: Path) -> None:
     page = write_comparison([one, two], tmp_path / "out" / "page.html")
     assert page == tmp_path / "out" / "page.html"
     tables = Tables(page.read_text()).tables
-    assert tables["Test error rate (TER)"] == [
+    assert tables["Test error rate (TER, %)"] == [
         ["Model", "one", "two"],
         ["Poisoned model", "0.7", "0.7"],
         ["FedRecover", "0.1234", "0.2"],
         ["TrainFromScratch (reference)", "0.11", "-"],
         ["HistoricalOnly", "-", "0.9"],
     ]
-    assert "Attack success rate (ASR)" not in tables  # nobody has one
+    assert "Attack success rate (ASR, %)" not in tables  # nobody has one
     assert tables["Exact rounds per client"][1] == ["FedRecover", "20.0", "20.0"]
     assert tables["What differs"] == [
         ["Setting", "one", "two"],
@@ -104,7 +104,7 @@ def test_a_method_has_one_colour_in_all_runs(tmp_path: Path) -> None:
 def test_runs_of_the_same_name_go_by_their_folders(tmp_path: Path) -> None:
     folders = [made(tmp_path / name, "same", {"A": 0.1}) for name in "ab"]
     text = write_comparison(folders, tmp_path / "page.html").read_text()
-    assert Tables(text).tables["Test error rate (TER)"][0] == ["Model", *map(str, folders)]
+    assert Tables(text).tables["Test error rate (TER, %)"][0] == ["Model", *map(str, folders)]
     assert text.count("<p>None.</p>") == 2  # neither settings nor versions differ
 
 
@@ -122,4 +122,4 @@ def test_what_recipes_say_stays_text(tmp_path: Path) -> None:
     two = made(tmp_path / "b", "two", {EVIL: 0.1}, data={EVIL: 1})
     page = write_comparison([one, two], tmp_path / "page.html")
     assert page.read_text().count("<script>") == 1
-    assert Tables(page.read_text()).tables["Test error rate (TER)"][2] == [EVIL, "0.1", "0.1"]
+    assert Tables(page.read_text()).tables["Test error rate (TER, %)"][2] == [EVIL, "0.1", "0.1"]

@@ -19,7 +19,7 @@ EVIL = "</pre><script>alert('x')</script><img src=http://evil.example onerror=al
 
 def results(**more: Any) -> dict[str, Any]:
     reasons = {"warmup": 20.0, "correction": 10.0}
-    cost = {"acp": 70.0, "cp_min": 69.0, "cp_max": 71.0, "seconds": 1.5}
+    cost = {"acp": 0.7, "cp_min": 0.69, "cp_max": 0.71, "seconds": 1.5}
     method = {"ter": 0.0512, "asr": None, "exact_rounds_by_reason": reasons, **cost}
     return {
         "recipe": {
@@ -75,7 +75,7 @@ def test_sections_and_curves(tmp_path: Path) -> None:
     assert re.findall(r"<h2>([^<]+)</h2>", text) == [
         "Summary",
         "Beside training from scratch",
-        "Test error rate (TER) by round",
+        "Test error rate (TER, %) by round",
         "What recovery costs clients, by reason",
         "Detection",
         "History",
@@ -87,7 +87,7 @@ def test_sections_and_curves(tmp_path: Path) -> None:
     assert "Poisoned recording" in text
     assert 'class="line method-0"' in text
     assert 'class="line scratch-line"' in text
-    assert '<td><data value="0.0512">0.051</data></td>' in text
+    assert '<td><data value="0.0512">5.1</data></td>' in text
     assert "recipe.yaml name=tiny-again" in text
     assert "prefers-color-scheme: dark" in text
 
@@ -100,7 +100,7 @@ def test_names_break_between_their_words(tmp_path: Path) -> None:
 def test_attack_success_has_a_curve_where_it_is_defined(tmp_path: Path) -> None:
     path = folder(tmp_path, results())
     (path / "record" / "metrics.csv").write_text("round,ter,asr\n0,0.9,0.1\n2,0.5,0.8\n")
-    assert "Attack success rate (ASR) by round" in write_report(path).read_text()
+    assert "Attack success rate (ASR, %) by round" in write_report(path).read_text()
 
 
 def test_a_low_attack_success_rate_is_explained_where_there_is_one(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     row, own = [line for line in lines if "not markup" in line]
     assert own.split() == ["[bold]not", "markup[/bold]", "-"]
     assert row.split() == [
-        "[bold]not", "markup[/bold]", "0.051", "-", "0.125", "70.0", "69.0-71.0", "30.0", "1.5",
+        "[bold]not", "markup[/bold]", "5.1", "-", "0.125", "70.0", "69.0-71.0", "30.0", "1.5",
     ]  # fmt: skip
-    assert any(line.split() == ["Poisoned", "0.500", "-", "-"] for line in lines)
+    assert any(line.split() == ["Poisoned", "50.0", "-", "-"] for line in lines)
     assert any(line.split() == ["TrainFromScratch", "0.250"] for line in lines)
     assert any(line.split() == ["Model", "forgotten"] for line in lines)
     assert lines[0].rstrip() == "tiny"
@@ -181,13 +181,13 @@ def test_the_table_names_synthetic_data_and_breaks_no_name_of_one_word(
     from rich.console import Console
 
     content = results(synthetic_data=True)
-    content["methods"][0] |= {"name": "KnowledgeDistillation", "cp_max": 100.0, "seconds": 1234.5}
+    content["methods"][0] |= {"name": "KnowledgeDistillation", "cp_max": 1.0, "seconds": 1234.5}
     print_results(content, Console(width=80))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].rstrip() == "tiny (synthetic data)"
     (row,) = [line for line in lines if "Knowledge" in line]
     assert row.split() == [
-        "KnowledgeDistillation", "0.051", "-", "-", "70.0", "69.0-100.0", "30.0", "1234.5",
+        "KnowledgeDistillation", "5.1", "-", "-", "70.0", "69.0-100.0", "30.0", "1234.5",
     ]  # fmt: skip
 
 
