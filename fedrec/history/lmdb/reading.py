@@ -21,7 +21,6 @@ from fedrec.history.lmdb.records import (
     BUFFERS,
     FORGOTTEN,
     GLOBAL_WEIGHTS,
-    HEADER_BYTES,
     REPAIRS,
     ROUND,
     Recording,
@@ -202,10 +201,10 @@ class Snapshot:
         wanted = Wanted(database, index, checksum, codec, np.empty(0, np.float32))
         return self._vectors.payload(t, wanted, size), codec.id, size
 
-    def stored_payload(self, t: int, index: int) -> memoryview | None:
-        """Return a client's update as it lies on disk, unchecked; `None` if it is not stored."""
+    def holds(self, t: int, index: int) -> bool:
+        """Whether a client's update lies on disk, unchecked."""
         cursor = self._environment.cursor(self._txn, "updates")
-        return cursor.value()[HEADER_BYTES:] if cursor.set_key(key(t, index)) else None
+        return bool(cursor.set_key(key(t, index)))
 
     def locked_damage(self, t: int) -> list[Damage]:
         """Return what is damaged in round `t`, as far as that can be told without keys."""
