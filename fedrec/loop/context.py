@@ -53,10 +53,7 @@ def recovery_context(
                 return record
             if set(client_ids) <= set(record.client_ids):
                 return record.select(client_ids)
-        if client_ids is None:
-            keep = set(recovery.remaining)
-            client_ids = [c for c in recovery.history.kept(round) if c in keep]
-        return recovery.history.read_round(round, client_ids).to(engine.device)
+        return recovery.view.read(round, client_ids).to(engine.device)
 
     def exact(
         client_ids: Sequence[str], reason: str, work: LocalWork | None = None
