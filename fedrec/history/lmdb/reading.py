@@ -189,8 +189,7 @@ class Snapshot:
         rows = [row[c] for c in wanted_ids]
 
         arrays, wanted = self._wanted(entry, rows)
-        stored = sorted(entry["present"][k] for k in row.values())
-        damage = self._vectors.read(t, wanted, stored)
+        damage = self._vectors.read(t, wanted)
         if damage:
             raise DamagedRecordError(recording.history, damage[0])
         return arrays
@@ -200,7 +199,7 @@ class Snapshot:
         left = {self.recording.indices[c] for c in self.recording.pending}
         rows = [k for k in self.kept(entry) if entry["present"][k] not in left]
         _, wanted = self._wanted(entry, rows)
-        return self._vectors.look_up(entry["round"], wanted)
+        return self._vectors.read(entry["round"], wanted)
 
     def payload(
         self, t: int, database: str, index: int, checksum: str
