@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedrec._derived import register_derived
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.detectors.base import Detector
@@ -271,6 +272,7 @@ class Recording:
             self.writer.wait()
             store_id = self.history.manifest.store_id
             state = aggregator.state_dict()
+            register_derived(path)  # a rule may remember single clients
             save_state(path, {"store_id": store_id, "next": next_round, "aggregator": state})
 
     def _load_memory(self, num_rounds: int) -> int:

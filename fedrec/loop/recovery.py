@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedrec._derived import register_derived
 from fedrec._files import write_atomically
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
@@ -80,7 +81,7 @@ class Recovery:
         else:
             weights, first, seconds = self._restore(state)
             finished = state["finished"]
-        self.estimate_errors = EstimateErrors(self.folder, first)
+        self.estimate_errors = EstimateErrors(self.folder, first, self.exclude)
         path = self.folder / "metrics.csv" if self.folder and loop.logger is not False else None
         log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first, loop.metrics)
         steps = list(self.recoverer.rounds(self.view, self.rounds))
@@ -359,6 +360,7 @@ class Recovery:
         if path is None:
             return
         engine = self.engine
+        register_derived(path, without=self.exclude)
         save_state(
             path,
             {

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedrec._derived import register_derived
 from fedrec._files import write_atomically
 from fedrec.callbacks import Callback
 from fedrec.exceptions import ConfigurationError, MethodsFailedError, expected
@@ -275,7 +276,7 @@ class _Session:
     def _write_detection(self, detection: Detection) -> dict[str, Any]:
         result = detection_result(detection, self.history.manifest.malicious)
         spec = {"detector": self.recipe.config["detector"]}
-        self.folder.write(DETECTION, {"spec": spec, "result": result})
+        self.folder.write_detection({"spec": spec, "result": result})
         if detection.malicious:
             _log.info("Flagged as malicious: %s.", ", ".join(detection.malicious))
         else:
@@ -320,6 +321,7 @@ class _Session:
         if other:
             earlier.unlink(missing_ok=True)
             if weights.exists():
+                register_derived(earlier)
                 weights.rename(earlier)
         (self.folder.path / failure).unlink(missing_ok=True)
         self.folder.write(file, {"spec": spec})
@@ -339,6 +341,7 @@ class _Session:
         except ConfigurationError:
             if begun is not None:
                 if other and earlier.exists():
+                    register_derived(weights)
                     earlier.rename(weights)
                 self.folder.write(file, begun)
             raise
