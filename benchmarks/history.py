@@ -34,6 +34,7 @@ from fedrec.aggregators import FedAvg
 from fedrec.callbacks import Callback
 from fedrec.history import HistoryStore, LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import read_ahead
+from fedrec.history.view import HistoryView
 from fedrec.loop import FederatedLoop
 from fedrec.loop.runtime import keep_freed_memory
 from fedrec.recoverers import FedRecover, RecoveryContext
@@ -116,8 +117,7 @@ def disk(arguments: argparse.Namespace, folder: Path) -> list[list[object]]:
 
     def replay() -> None:
         with history:
-            ids = [f"c{k}" for k in range(n)]
-            for record in read_ahead(history, ids, range(count), CPU):
+            for record in read_ahead(HistoryView(history), range(count), CPU):
                 assert record.updates.shape == (n, d)
 
     def one_by_one() -> None:

@@ -44,7 +44,7 @@ PARTS = {
     "attack": [(TrimAttack, "craft")],
     "aggregation": [(Aggregator, "__call__")],
     "writing": [(BackgroundWriter, "write"), (BackgroundWriter, "wait")],
-    "reading": [(RoundReader, "read"), (RoundReader, "cohort")],
+    "reading": [(RoundReader, "read")],
     "estimates": [(PairedBuffer, "estimate"), (PairedBuffer, "weighted_sum")],
     "pairs": [(PairedBuffer, "push")],
     "threshold": [(FedRecover, "start")],

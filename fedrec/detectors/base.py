@@ -37,7 +37,8 @@ class Detector(Component, ABC):
         ...         return Detection(malicious=(worst,), seen=tuple(sorted(self.norms)), round=0)
     """
 
-    #: Whether `observe` looks at the updates; one that does not works on what any history keeps.
+    #: Whether `observe` looks at the updates; if not, the detector works on any history, whichever
+    #: updates it kept.
     needs_updates: bool = True
 
     @abstractmethod
@@ -75,7 +76,7 @@ class Detector(Component, ABC):
         self.reset(history.manifest.malicious if truth is None else truth)
         keep = history.manifest.keep
         for t in history.rounds():
-            if keep and self.needs_updates and len(history.kept(t)) < len(history.present(t)):
+            if keep and self.needs_updates and history.index(t).lost:
                 raise ConfigurationError(
                     f"{type(self).__name__} needs the updates of every round, but the history did "
                     f"not keep all of round {t} (keep={dict(keep)}). HINT: let it watch the "

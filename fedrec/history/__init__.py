@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from fedrec.history.manifest import Manifest
     from fedrec.history.memory import MemoryHistory
     from fedrec.history.retention import Retention
+    from fedrec.history.rounds import RoundIndex
     from fedrec.history.tools.export import Export, export_history
     from fedrec.history.tools.forget import Forgetting, forget
     from fedrec.history.tools.importing import Import, import_history
     from fedrec.history.tools.info import HistoryInfo, info
     from fedrec.history.tools.repair import Compaction, Repair, compact, repair
+    from fedrec.history.view import HistoryView
 
 __all__ = [
     "Codec",
@@ -32,12 +34,14 @@ __all__ = [
     "Forgetting",
     "HistoryInfo",
     "HistoryStore",
+    "HistoryView",
     "Import",
     "LMDBHistory",
     "Manifest",
     "MemoryHistory",
     "Repair",
     "Retention",
+    "RoundIndex",
     "compact",
     "export_history",
     "forecast",
@@ -62,12 +66,14 @@ __getattr__, __dir__ = lazy(
         "Forecast": "fedrec.history.lmdb.space",
         "HistoryInfo": "fedrec.history.tools.info",
         "HistoryStore": "fedrec.history.base",
+        "HistoryView": "fedrec.history.view",
         "Import": "fedrec.history.tools.importing",
         "LMDBHistory": "fedrec.history.lmdb.history",
         "Manifest": "fedrec.history.manifest",
         "MemoryHistory": "fedrec.history.memory",
         "Repair": "fedrec.history.tools.repair",
         "Retention": "fedrec.history.retention",
+        "RoundIndex": "fedrec.history.rounds",
         "compact": "fedrec.history.tools.repair",
         "forget": "fedrec.history.tools.forget",
         "export_history": "fedrec.history.tools.export",

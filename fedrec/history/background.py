@@ -17,6 +17,7 @@ from fedrec.exceptions import HistoryError
 from fedrec.history.base import HistoryStore
 from fedrec.history.codecs.rows import unaided_until
 from fedrec.history.conversion import is_small
+from fedrec.history.view import HistoryView
 from fedrec.types import RoundRecord
 
 __all__ = ["BackgroundWriter", "RoundReader", "read_ahead"]
@@ -149,31 +150,19 @@ class RoundReader:
     Only what is asked for is read: the next round is fetched when this one was asked for.
 
     Args:
-        history: The recording.
-        client_ids: Clients that remain; the others' updates are never read.
+        history: The recording; updates of clients that do not remain are never read.
         rounds: Rounds in the order in which they will be read.
         device: Where records are put.
     """
 
-    def __init__(
-        self,
-        history: HistoryStore,
-        client_ids: Iterable[str],
-        rounds: Iterable[int],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, history: HistoryView, rounds: Iterable[int], device: torch.device) -> None:
         self._history = history
-        self._remaining = frozenset(client_ids)
         steps = list(rounds)
         self._next = dict(itertools.pairwise(steps))
         self._device = device
         self._thread = ThreadPoolExecutor(1, "fedrec-history-reader")
         self._ahead: tuple[int, Future[RoundRecord]] | None = None
         self._current: RoundRecord | None = None
-
-    def cohort(self, t: int) -> tuple[str, ...]:
-        """Return the clients that remain of those that took part in round `t`."""
-        return tuple(c for c in self._history.present(t) if c in self._remaining)
 
     def read(self, t: int) -> RoundRecord:
         """Return round `t` with what is kept of its cohort; its tensors must not be changed."""
@@ -189,8 +178,7 @@ class RoundReader:
         return record
 
     def _read(self, t: int) -> RoundRecord:
-        kept = [c for c in self._history.kept(t) if c in self._remaining]
-        return self._history.read_round(t, kept).to(self._device)
+        return self._history.read(t).to(self._device)
 
     def close(self) -> None:
         """Forget what was read, and end the thread."""
@@ -199,18 +187,17 @@ class RoundReader:
 
 
 def read_ahead(
-    history: HistoryStore, client_ids: Iterable[str], rounds: Iterable[int], device: torch.device
+    history: HistoryView, rounds: Iterable[int], device: torch.device
 ) -> Iterator[RoundRecord]:
     """Read rounds one after another, the next one while this one is worked on.
 
     Args:
-        history: The recording.
-        client_ids: Read only these clients' updates, where they are kept.
+        history: The recording; updates of clients that do not remain are never read.
         rounds: Rounds, each once.
         device: Where records are put.
     """
     steps = list(rounds)
-    reader = RoundReader(history, client_ids, steps, device)
+    reader = RoundReader(history, steps, device)
     try:
         for t in steps:
             yield reader.read(t)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedrec.exceptions import HistoryFormatError
 from fedrec.history.manifest import Manifest
+from fedrec.history.rounds import RoundIndex
 from fedrec.types import RoundRecord
 
 __all__ = ["HistoryStore"]
@@ -111,40 +112,14 @@ class HistoryStore(ABC):
         """Clients that were forgotten: nothing they sent is stored any more."""
         return ()
 
-    def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates were aggregated in a round, stored or not.
+    @abstractmethod
+    def index(self, t: int) -> RoundIndex:
+        """Return what is known of a round without reading its vectors.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self.read_round(t, ()).present
-
-    def kept(self, t: int) -> tuple[str, ...]:
-        """Return those of the clients present in a round whose updates can be read.
-
-        They are fewer where the manifest's `keep` says so.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-            HistoryCorruptedError: If the bytes are not those that were written.
-        """
-        return self.present(t)
-
-    def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return a number for each stored update of a round that no magnitude in it exceeds.
-
-        A store may know them without reading the updates; this one reads them.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-            HistoryCorruptedError: If the bytes are not those that were written.
-        """
-        record = self.read_round(t, self.kept(t))
-        if not record.client_ids:
-            return {}
-        largest = record.updates.abs().amax(dim=1).tolist()
-        return dict(zip(record.client_ids, largest, strict=True))
 
     def as_stored(self, updates: Tensor) -> Tensor:
         """Return updates that are to be written as `read_round` would return them afterwards.

@@ -11,7 +11,7 @@ from fedrec.history.base import HistoryStore
 from fedrec.history.conversion import to_arrays, to_record
 from fedrec.history.manifest import Manifest
 from fedrec.history.retention import Retention
-from fedrec.history.rounds import RoundArrays, largest_magnitudes
+from fedrec.history.rounds import RoundArrays, RoundIndex, largest_magnitudes
 from fedrec.types import RoundRecord
 
 __all__ = ["MemoryHistory"]
@@ -122,7 +122,7 @@ class MemoryHistory(HistoryStore):
                 f"Round {t} of the history has no update of {', '.join(missing[:10])}"
                 f"{', ...' if len(missing) > 10 else ''}"
                 + (f", as it keeps updates of {self._retention}" if dropped else "")
-                + f". HINT: ask for clients in its `{'kept' if dropped else 'client_ids'}`."
+                + f". HINT: ask for clients in `index({t}).{'kept' if dropped else 'present'}`."
             )
         some = replace(
             stored,
@@ -135,30 +135,20 @@ class MemoryHistory(HistoryStore):
         )
         return to_record(some)
 
-    def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates were aggregated in a round, stored or not.
+    def index(self, t: int) -> RoundIndex:
+        """Return what is known of a round without reading its vectors.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
         """
-        return self._stored(t).client_ids
-
-    def kept(self, t: int) -> tuple[str, ...]:
-        """Return those of the clients present in a round whose updates are stored.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-        """
-        return tuple(self.magnitude_bounds(t))
-
-    def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return the largest magnitude in each stored update of a round.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-        """
-        self._stored(t)
-        return self._bounds[t]
+        stored = self._stored(t)
+        return RoundIndex(
+            round=t,
+            cohort=stored.cohort,
+            refused=dict(stored.refused),
+            num_samples=dict(zip(stored.client_ids, stored.num_samples.tolist(), strict=True)),
+            bounds=dict(self._bounds[t]),
+        )
 
     def _stored(self, t: int) -> RoundArrays:
         if t not in self.rounds():

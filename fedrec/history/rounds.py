@@ -12,7 +12,50 @@ from numpy.typing import NDArray
 from fedrec.exceptions import HistoryError, ShapeError
 from fedrec.history.manifest import Manifest
 
-__all__ = ["RoundArrays"]
+__all__ = ["RoundArrays", "RoundIndex"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundIndex:
+    """What a store tells of a round without reading its vectors.
+
+    Args:
+        round: Round $t$, 0-based.
+        cohort: Clients that were asked, in order.
+        refused: Clients that were asked and not used, with the reason.
+        num_samples: Sizes of the clients whose updates were aggregated, in row order.
+        bounds: For each of them whose update can be read, a number that no magnitude in it
+            exceeds, in the same order. They are fewer where the manifest's `keep` says so.
+
+    Examples:
+        >>> index = RoundIndex(
+        ...     round=0, cohort=("a", "b", "c"), refused={"c": "silent"},
+        ...     num_samples={"a": 10, "b": 20}, bounds={"b": 0.5},
+        ... )
+        >>> index.present, index.kept, index.lost
+        (('a', 'b'), ('b',), ('a',))
+    """
+
+    round: int
+    cohort: tuple[str, ...]
+    refused: Mapping[str, str]
+    num_samples: Mapping[str, int]
+    bounds: Mapping[str, float]
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Clients whose updates were aggregated, in row order."""
+        return tuple(self.num_samples)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Those of them whose updates can be read."""
+        return tuple(self.bounds)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Those of them whose updates cannot be read."""
+        return tuple(c for c in self.num_samples if c not in self.bounds)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from fedrec.clients.objective import LocalWork
 from fedrec.exceptions import RecoveryError, ShapeError
 from fedrec.history.background import RoundReader
-from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import FLOAT_BYTES
+from fedrec.history.view import HistoryView
 from fedrec.loop.round import Engine
 from fedrec.loop.server import server_client, server_loss, trained
 from fedrec.metrics import CostLedger
@@ -85,9 +85,8 @@ class MeteredContext(RecoveryContext):
         asking: What clients get.
         engine: Computes the round.
         meter: Notes what is asked.
-        recorded: The recording.
+        recorded: The recording, and the clients that take part in the recovery.
         reader: Reads its rounds ahead.
-        remaining: Clients that take part in the recovery.
         may_be_asked: Clients that may be asked in this round.
         on_updates: Called with what clients sent.
     """
@@ -96,9 +95,8 @@ class MeteredContext(RecoveryContext):
     asking: RoundContext
     engine: Engine
     meter: Meter
-    recorded: HistoryStore
+    recorded: HistoryView
     reader: RoundReader
-    remaining: frozenset[str]
     may_be_asked: frozenset[str]
     on_updates: Callable[[RoundContext, CohortUpdates], None]
 
@@ -110,9 +108,7 @@ class MeteredContext(RecoveryContext):
                 return record
             if set(client_ids) <= set(record.client_ids):
                 return record.select(client_ids)
-        if client_ids is None:
-            client_ids = [c for c in self.recorded.kept(t) if c in self.remaining]
-        return self.recorded.read_round(t, client_ids).to(self.device)
+        return self.recorded.read(t, client_ids).to(self.device)
 
     def exact(
         self, client_ids: Sequence[str], reason: str, work: LocalWork | None = None

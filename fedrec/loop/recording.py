@@ -212,7 +212,7 @@ class Recording:
         history = self.history
         keep = history.manifest.keep
         for t in rounds if keep else ():
-            if len(history.kept(t)) < len(history.present(t)):
+            if history.index(t).lost:
                 raise ConfigurationError(
                     "Cannot resume, because the detector or the aggregation rule has a memory and "
                     f"would have to see the updates of round {t} again, which the history did not "

@@ -20,6 +20,7 @@ from fedrec.federation import Federation
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
+from fedrec.history.view import HistoryView
 from fedrec.loop.checkpoint import lightning_checkpoint, load_state, on_device, save_state
 from fedrec.loop.context import Meter, MeteredContext
 from fedrec.loop.footprint import recovery_bytes
@@ -77,10 +78,10 @@ class Recovery:
         first, seconds, finished = 0, 0.0, False
         if state is None:
             began = time.perf_counter()
-            self.recoverer.start(history, self.remaining, self.rounds)
+            self.recoverer.start(self.view, self.rounds)
             if self.recoverer.assumes_gradients:
                 warn_unless_gradients(self.federation, self.remaining, self.name)
-            weights = self.recoverer.initial_weights(history).to(runtime.device)
+            weights = self.recoverer.initial_weights(self.view).to(runtime.device)
             self._forget_earlier_run()  # only now: a method that refuses to start destroys nothing
             seconds = time.perf_counter() - began
         else:
@@ -92,7 +93,7 @@ class Recovery:
             client_seconds=self.client_seconds,
         )
         log = runtime.metrics_log(self.folder, f"recover/{self.name}/", first)
-        steps = list(self.recoverer.rounds(history, self.rounds))
+        steps = list(self.recoverer.rounds(self.view, self.rounds))
         self.steps = steps = steps[: runtime.limit(len(steps))]
         if state is None and steps and steps[0] > 0 and self.engine.buffers.values is not None:
             # Rounds after the recording go on from the last one that counts.
@@ -130,9 +131,7 @@ class Recovery:
     ) -> tuple[Tensor, float]:
         """Do the rounds that are left."""
         saved, every = time.monotonic(), self.runtime.settings.checkpoint_every
-        self.reader = RoundReader(
-            self.history, self.remaining, [t for t in steps if t >= first], self.runtime.device
-        )
+        self.reader = RoundReader(self.view, [t for t in steps if t >= first], self.runtime.device)
         try:
             with stop_between_rounds() as stop:
                 for t in steps:
@@ -185,6 +184,7 @@ class Recovery:
             raise ConfigurationError(
                 expected("exclude", "fewer than all clients", list(self.exclude))
             )
+        self.view = HistoryView(self.history, self.remaining)
         forgotten = [c for c in self.history.forgotten if c in self.remaining]
         if forgotten:
             raise ConfigurationError(
@@ -268,9 +268,8 @@ class Recovery:
         """Count in how many rounds each remaining client originally took part."""
         counts = dict.fromkeys(self.remaining, 0)
         for t in range(self.rounds):
-            for client_id in self.history.present(t):
-                if client_id in counts:
-                    counts[client_id] += 1
+            for client_id in self.view.cohort(t):
+                counts[client_id] += 1
         if self.recoverer.needs_excluded_client:  # noted too, but with no rounds to save
             counts |= dict.fromkeys(self.exclude, 0)
         return counts
@@ -282,7 +281,7 @@ class Recovery:
         runtime, engine, meter = self.runtime, self.engine, self.meter
         began = time.perf_counter()
         # After the recording, all that remain may be asked.
-        cohort = self.reader.cohort(t) if t < self.recorded else self.remaining
+        cohort = self.view.cohort(t) if t < self.recorded else self.remaining
         logged: dict[str, float] = {}
         new = weights
         meter.begin_round()
@@ -329,9 +328,8 @@ class Recovery:
             asking=asking,
             engine=engine,
             meter=self.meter,
-            recorded=self.history,
+            recorded=self.view,
             reader=self.reader,
-            remaining=frozenset(self.remaining),
             may_be_asked=frozenset((*cohort, *helping)),
             on_updates=lambda ctx, sent: runtime.call("on_updates", ctx, sent),
         )

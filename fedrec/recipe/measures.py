@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fedrec.federation import Federation
-from fedrec.history import HistoryStore
+from fedrec.history import HistoryStore, HistoryView
 from fedrec.loop.checkpoint import load_state
 from fedrec.loop.evaluation import evaluate_metrics
 from fedrec.loop.runtime import Runtime
@@ -51,7 +51,7 @@ def recorded_model(history: HistoryStore) -> Model:
     """Return the model that a recording ended with."""
     rounds = len(history.rounds())
     buffers = history.read_round(rounds - 1, ()).buffers
-    return Model(final_weights(history, rounds), buffers, history.manifest.buffers)
+    return Model(final_weights(HistoryView(history), rounds), buffers, history.manifest.buffers)
 
 
 def is_measured(folder: RunFolder, config: Mapping[str, Any]) -> bool:

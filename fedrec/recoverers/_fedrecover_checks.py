@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from fedrec._checks import check_bool, check_choice, check_float, check_int, is_integer
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.recoverers.base import count_updates
 from fedrec.recoverers.update_filter import UpdateFilter
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
     from fedrec.recoverers.fedrecover import FedRecover
 
 __all__ = ["check_arguments", "check_kept", "check_rounds"]
@@ -90,8 +89,7 @@ def check_rounds(new: FedRecover, max_rounds: int) -> str | None:
 
 
 def check_kept(
-    history: HistoryStore,
-    remaining: tuple[str, ...],
+    history: HistoryView,
     rounds: Sequence[int],
     estimated: Sequence[int],
     buffer: str,
@@ -99,8 +97,7 @@ def check_kept(
     """Say what the updates that the history did not keep will cost.
 
     Args:
-        history: The recording.
-        remaining: Clients that take part.
+        history: The recording, and the clients that take part.
         rounds: Rounds of the recovery.
         estimated: Those of them in which updates are estimated.
         buffer: FedRecover's argument.
@@ -110,13 +107,13 @@ def check_kept(
     """
     keep = dict(history.manifest.keep)
     if buffer == "paper":
-        kept, sent = count_updates(history, remaining, rounds)
+        kept, sent = history.count(rounds)
         if kept < sent:
             raise ConfigurationError(
                 f'FedRecover(buffer="paper") needs all {sent} updates of the remaining '
                 f'clients, but the history keeps {kept} ({keep=}). HINT: use buffer="paired".'
             )
-    kept, sent = count_updates(history, remaining, estimated)
+    kept, sent = history.count(estimated)
     if kept == 0 < sent:
         raise ConfigurationError(
             f"FedRecover has nothing to estimate from, as the history keeps no update of the "

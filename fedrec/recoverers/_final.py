@@ -8,52 +8,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedrec.exceptions import ConfigurationError
-
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
     from fedrec.recoverers.context import RecoveryContext
 
-__all__ = ["excluded_of", "final_weights", "require_updates", "rounds_after", "shares"]
+__all__ = ["final_weights", "rounds_after", "shares"]
 
 
-def final_weights(history: HistoryStore, max_rounds: int) -> Tensor:
+def final_weights(history: HistoryView, max_rounds: int) -> Tensor:
     """Return the recorded global weights after `max_rounds` rounds, shape $(d,)$."""
     if max_rounds < len(history.rounds()):
-        return history.read_round(max_rounds, ()).global_weights
-    last = history.read_round(max_rounds - 1, ())
+        return history.read(max_rounds, ()).global_weights
+    last = history.read(max_rounds - 1, ())
     return last.global_weights - history.manifest.server_lr * last.aggregate
 
 
-def rounds_after(history: HistoryStore, count: int) -> range:
+def rounds_after(history: HistoryView, count: int) -> range:
     """Return the numbers of rounds that follow the recording."""
     recorded = len(history.rounds())
     return range(recorded, recorded + count)
-
-
-def excluded_of(history: HistoryStore, remaining: Sequence[str], t: int) -> tuple[str, ...]:
-    """Return the clients that took part in round `t` and do not remain."""
-    keep = set(remaining)
-    return tuple(c for c in history.present(t) if c not in keep)
-
-
-def require_updates(
-    history: HistoryStore, remaining: Sequence[str], rounds: Sequence[int], method: str
-) -> None:
-    """Raise `ConfigurationError` if a recorded update of an excluded client is not there."""
-    if history.forgotten:
-        raise ConfigurationError(
-            f"{method} needs what the excluded clients sent, but the history has forgotten "
-            f"{list(history.forgotten[:5])}. HINT: forget clients after the recovery."
-        )
-    for t in rounds:
-        lost = set(excluded_of(history, remaining, t)).difference(history.kept(t))
-        if lost:
-            raise ConfigurationError(
-                f"{method} needs what the excluded clients sent, but the history kept nothing of "
-                f"{sorted(lost)[:5]} in round {t} (keep={dict(history.manifest.keep)}). HINT: "
-                "record with all updates kept."
-            )
 
 
 def shares(ctx: RecoveryContext, present: Sequence[str], client_ids: Sequence[str]) -> Tensor:

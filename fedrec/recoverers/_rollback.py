@@ -11,14 +11,13 @@ from fedrec.functional.recovery.sensitivity import removal_effect
 from fedrec.history.background import read_ahead
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["rollback_round"]
 
 
 def rollback_round(
-    history: HistoryStore,
-    remaining: tuple[str, ...],
+    history: HistoryView,
     max_rounds: int,
     max_sensitivity: float,
     method: str,
@@ -26,8 +25,7 @@ def rollback_round(
     r"""Return the last round $n < T$ with $\Psi(n) \le \Psi^*$, and $\Psi(n)$.
 
     Args:
-        history: The recording.
-        remaining: Clients that are not excluded.
+        history: The recording, and the clients that are not excluded.
         max_rounds: $T$, at least 1.
         max_sensitivity: $\Psi^*$.
         method: Names the recoverer in an error.
@@ -35,12 +33,11 @@ def rollback_round(
     Raises:
         ConfigurationError: If an update that is needed was not kept, or was forgotten.
     """
-    ids = set(remaining)
     rounds = range(max_rounds - 1)
     # Rounds in which none of them took part change nothing and are not read.
-    touched = [t for t in rounds if not ids.issuperset(history.present(t))]
-    sensitivity = 0.0
-    for record in read_ahead(history, history.manifest.clients, touched, torch.device("cpu")):
+    touched = [t for t in rounds if history.excluded(t)]
+    ids, sensitivity = set(history.remaining), 0.0
+    for record in read_ahead(history.whole(), touched, torch.device("cpu")):
         lost = sorted(set(record.present).difference(record.client_ids))
         if lost:
             raise ConfigurationError(

@@ -14,9 +14,9 @@ from fedrec.types import CohortUpdates
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
-__all__ = ["Recoverer", "ReplayRecoverer", "count_updates"]
+__all__ = ["Recoverer", "ReplayRecoverer"]
 
 
 class Recoverer(Component, ABC):
@@ -50,20 +50,19 @@ class Recoverer(Component, ABC):
         """
         return None
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Prepare for a recovery from scratch: forget earlier ones, check what history offers.
 
         Args:
-            history: The recording.
-            remaining: Clients that take part.
+            history: The recording, and the clients that take part.
             max_rounds: Number of rounds $T$.
         """
 
-    def initial_weights(self, history: HistoryStore) -> Tensor:
+    def initial_weights(self, history: HistoryView) -> Tensor:
         """Return the weights to start from, shape $(d,)$; by default the recorded initial ones."""
-        return history.read_round(0, ()).global_weights
+        return history.read(0, ()).global_weights
 
-    def rounds(self, history: HistoryStore, max_rounds: int) -> Iterable[int]:
+    def rounds(self, history: HistoryView, max_rounds: int) -> Iterable[int]:
         """Return the rounds to step through, increasing; by default `range(max_rounds)`."""
         return range(max_rounds)
 
@@ -99,26 +98,6 @@ class Recoverer(Component, ABC):
     def diagnostics(self) -> dict[str, float]:
         """Return numbers worth reporting about the recovery, by name."""
         return {}
-
-
-def count_updates(
-    history: HistoryStore, client_ids: Iterable[str], rounds: Iterable[int]
-) -> tuple[int, int]:
-    """Count the updates of clients in some rounds.
-
-    Args:
-        history: The recording.
-        client_ids: Clients to count.
-        rounds: Rounds to count in.
-
-    Returns:
-        How many the history kept, and how many were sent.
-    """
-    ids, kept, sent = set(client_ids), 0, 0
-    for t in rounds:
-        kept += len(ids.intersection(history.kept(t)))
-        sent += len(ids.intersection(history.present(t)))
-    return kept, sent
 
 
 class ReplayRecoverer(Recoverer):

@@ -16,7 +16,7 @@ from fedrec.recoverers.base import Recoverer
 from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["Crab"]
 
@@ -85,19 +85,19 @@ class Crab(Recoverer):
         self._selected: list[int] | None = None
         self._final: Tensor | None = None
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Find the round to go back to."""
         self._selected = None
         self._final = final_weights(history, max_rounds)
         self._first, self._sensitivity = rollback_round(
-            history, remaining, max_rounds, self.max_sensitivity, "Crab"
+            history, max_rounds, self.max_sensitivity, "Crab"
         )
 
-    def initial_weights(self, history: HistoryStore) -> Tensor:
+    def initial_weights(self, history: HistoryView) -> Tensor:
         """Return the recorded weights of that round."""
-        return history.read_round(self._first, ()).global_weights
+        return history.read(self._first, ()).global_weights
 
-    def rounds(self, history: HistoryStore, max_rounds: int) -> range:
+    def rounds(self, history: HistoryView, max_rounds: int) -> range:
         """Return the rounds from there on; those that are not selected make no step."""
         return range(self._first, max_rounds)
 

@@ -13,7 +13,7 @@ from fedrec.recoverers.context import RecoveryContext
 from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["FedEraser"]
 
@@ -60,27 +60,25 @@ class FedEraser(ReplayRecoverer):
             "calibration_ratio", calibration_ratio, minimum=0, maximum=1, open_minimum=True
         )
 
-    def rounds(self, history: HistoryStore | None, max_rounds: int) -> range:
+    def rounds(self, history: HistoryView | None, max_rounds: int) -> range:
         """Return every `interval`-th round."""
         return range(0, max_rounds, self.interval)
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Check that history has updates where they are needed."""
         if not history.manifest.keep:
             return
-        ids, keep = set(remaining), dict(history.manifest.keep)
-        missing = 0
+        keep, missing = dict(history.manifest.keep), 0
         for t in self.rounds(history, max_rounds):
-            present = ids.intersection(history.present(t))
-            lost = present.difference(history.kept(t))
-            if present and lost == present:
+            kept, sent = history.count([t])
+            if kept == 0 < sent:
                 first = f"0, {self.interval}, {2 * self.interval}"
                 raise ConfigurationError(
                     f"FedEraser needs updates of the remaining clients in rounds {first}, ..., but "
                     f"the history keeps none of round {t} ({keep=}). HINT: let `interval` be a "
                     "multiple of `keep.every`, and keep the first rounds."
                 )
-            missing += len(lost)
+            missing += sent - kept
         if missing:
             _log.warning(
                 "FedEraser does without %d updates that the history did not keep.", missing

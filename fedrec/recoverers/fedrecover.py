@@ -19,7 +19,7 @@ from fedrec.recoverers.update_filter import UpdateFilter
 from fedrec.types import CohortUpdates, RoundRecord
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["FedRecover"]
 
@@ -142,19 +142,19 @@ class FedRecover(ReplayRecoverer):
         """Check that there are rounds to recover in; warn if updates are estimated in none."""
         return check_rounds(self, max_rounds)
 
-    def rounds(self, history: HistoryStore, max_rounds: int) -> range:
+    def rounds(self, history: HistoryView, max_rounds: int) -> range:
         """Return the rounds from `start_round` on."""
         return range(self.start_round, max_rounds)
 
-    def initial_weights(self, history: HistoryStore) -> Tensor:
+    def initial_weights(self, history: HistoryView) -> Tensor:
         """Return the recorded weights of `start_round`."""
-        return history.read_round(self.start_round, ()).global_weights
+        return history.read(self.start_round, ()).global_weights
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Find the abnormality threshold in the remaining clients' history."""
         self.check_plan(max_rounds, None)
         rounds = self.rounds(history, max_rounds)
-        self._remaining = remaining
+        self._remaining = history.remaining
         self._pairs = None
         self._estimated = self._filtered = 0
         self._threshold = float("inf")
@@ -162,11 +162,11 @@ class FedRecover(ReplayRecoverer):
             return
         if history.manifest.keep:
             estimated = [t for t in rounds if self.exact_reason(t, max_rounds) is None]
-            check_kept(history, remaining, rounds, estimated, self.buffer)
+            check_kept(history, rounds, estimated, self.buffer)
         if self.abnormality_threshold is not None:
             self._threshold = self.abnormality_threshold
         elif self.tolerance_rate is not None:
-            self._threshold = history_threshold(history, remaining, rounds, self.tolerance_rate)
+            self._threshold = history_threshold(history, rounds, self.tolerance_rate)
 
     def round_updates(
         self, t: int, global_weights: Tensor, ctx: RecoveryContext

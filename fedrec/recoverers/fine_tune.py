@@ -19,7 +19,7 @@ from fedrec.recoverers.base import Recoverer
 from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["FineTune"]
 
@@ -90,15 +90,15 @@ class FineTune(Recoverer):
                 "HINT: lower `num_samples`, or raise `server_samples` of the data module."
             )
 
-    def rounds(self, history: HistoryStore, max_rounds: int) -> range:
+    def rounds(self, history: HistoryView, max_rounds: int) -> range:
         """Return one round per epoch."""
         return rounds_after(history, self.num_epochs)
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Find the model that the recording ends with."""
         self._final = final_weights(history, max_rounds)
 
-    def initial_weights(self, history: HistoryStore) -> Tensor:
+    def initial_weights(self, history: HistoryView) -> Tensor:
         """Return the poisoned model."""
         return self._final
 

@@ -17,18 +17,12 @@ from fedrec.functional.recovery.ascent import (
     reference_weights,
 )
 from fedrec.parameters import ParameterVector
-from fedrec.recoverers._final import (
-    excluded_of,
-    final_weights,
-    require_updates,
-    rounds_after,
-    shares,
-)
+from fedrec.recoverers._final import final_weights, rounds_after, shares
 from fedrec.recoverers.base import Recoverer
 from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["GradientAscent"]
 
@@ -111,25 +105,25 @@ class GradientAscent(Recoverer):
         self.min_accuracy = min_accuracy
         self.final_rounds = check_int("final_rounds", final_rounds, minimum=0)
 
-    def rounds(self, history: HistoryStore, max_rounds: int) -> range:
+    def rounds(self, history: HistoryView, max_rounds: int) -> range:
         """Return a round for the reference, one for the ascent, and the final ones."""
         return rounds_after(history, 2 + self.final_rounds)
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Find the final model, and the last update of every target."""
         self._final = final_weights(history, max_rounds)
         self._first, self._server_lr = len(history.rounds()), history.manifest.server_lr
         self._last: dict[str, int] = {}
-        left = set(history.manifest.clients).difference(remaining)
+        left = set(history.manifest.clients).difference(history.remaining)
         for t in range(max_rounds - 1, -1, -1):
             if not left:
                 break
-            there = [c for c in excluded_of(history, remaining, t) if c in left]
+            there = [c for c in history.excluded(t) if c in left]
             self._last.update(dict.fromkeys(there, t))
             left.difference_update(there)
-        require_updates(history, remaining, sorted(set(self._last.values())), "GradientAscent")
+        history.require_excluded(sorted(set(self._last.values())), "GradientAscent")
 
-    def initial_weights(self, history: HistoryStore) -> Tensor:
+    def initial_weights(self, history: HistoryView) -> Tensor:
         """Return the model that the recording ends with."""
         return self._final
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedrec.exceptions import ConfigurationError
-from fedrec.recoverers.base import ReplayRecoverer, count_updates
+from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["HistoricalOnly"]
 
@@ -37,11 +37,11 @@ class HistoricalOnly(ReplayRecoverer):
         HistoricalOnly()
     """
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Count what history offers."""
         if not history.manifest.keep:
             return
-        kept, sent = count_updates(history, remaining, range(max_rounds))
+        kept, sent = history.count(range(max_rounds))
         if kept == 0:
             raise ConfigurationError(
                 "HistoricalOnly needs updates of the remaining clients, but the history keeps none "

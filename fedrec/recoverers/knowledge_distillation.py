@@ -12,18 +12,12 @@ from fedrec._checks import check_float, check_int
 from fedrec.clients.objective import LocalObjective, LocalWork
 from fedrec.functional.recovery.distillation import distillation_loss
 from fedrec.parameters import ParameterVector
-from fedrec.recoverers._final import (
-    excluded_of,
-    final_weights,
-    require_updates,
-    rounds_after,
-    shares,
-)
+from fedrec.recoverers._final import final_weights, rounds_after, shares
 from fedrec.recoverers.base import Recoverer
 from fedrec.recoverers.context import RecoveryContext
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["KnowledgeDistillation"]
 
@@ -87,22 +81,22 @@ class KnowledgeDistillation(Recoverer):
         self.lr = None if lr is None else check_float("lr", lr, minimum=0, open_minimum=True)
         self.temperature = check_float("temperature", temperature, minimum=0, open_minimum=True)
 
-    def rounds(self, history: HistoryStore, max_rounds: int) -> range:
+    def rounds(self, history: HistoryView, max_rounds: int) -> range:
         """Return a round for the subtraction and one per epoch."""
         return rounds_after(history, 1 + self.num_epochs)
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Find the teacher, and check that history has what to subtract."""
-        require_updates(history, remaining, range(max_rounds), type(self).__name__)
+        history.require_excluded(range(max_rounds), type(self).__name__)
         self._teacher = final_weights(history, max_rounds)
         self._first, self._server_lr = len(history.rounds()), history.manifest.server_lr
         self._excluded = [
             (t, history.present(t), gone)
             for t in range(max_rounds)
-            if (gone := excluded_of(history, remaining, t))
+            if (gone := history.excluded(t))
         ]
 
-    def initial_weights(self, history: HistoryStore) -> Tensor:
+    def initial_weights(self, history: HistoryView) -> Tensor:
         """Return the poisoned model."""
         return self._teacher
 

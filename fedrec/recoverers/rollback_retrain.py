@@ -15,7 +15,7 @@ from fedrec.recoverers.context import RecoveryContext
 from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["RollbackRetrain"]
 
@@ -72,22 +72,22 @@ class RollbackRetrain(ReplayRecoverer):
         self._first = 0
         self._sensitivity = 0.0
 
-    def start(self, history: HistoryStore, remaining: tuple[str, ...], max_rounds: int) -> None:
+    def start(self, history: HistoryView, max_rounds: int) -> None:
         """Find the round to go back to."""
         self._first, self._sensitivity = rollback_round(
-            history, remaining, max_rounds, self.max_sensitivity, type(self).__name__
+            history, max_rounds, self.max_sensitivity, type(self).__name__
         )
 
-    def initial_weights(self, history: HistoryStore) -> Tensor:
+    def initial_weights(self, history: HistoryView) -> Tensor:
         """Return the recorded weights of that round, with noise."""
-        weights = history.read_round(self._first, ()).global_weights
+        weights = history.read(self._first, ()).global_weights
         if self.noise_std == 0:
             return weights
         generator = torch_generator(history.manifest.seed, "rollback-noise", self._first)
         noise = torch.randn(weights.shape, generator=generator, dtype=torch.float32)
         return weights + self.noise_std * noise.to(weights)
 
-    def rounds(self, history: HistoryStore, max_rounds: int) -> range:
+    def rounds(self, history: HistoryView, max_rounds: int) -> range:
         """Return the rounds from there on."""
         if self.num_rounds is None:
             return range(self._first, max_rounds)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrec.history.background import read_ahead
 
 if TYPE_CHECKING:
-    from fedrec.history.base import HistoryStore
+    from fedrec.history.view import HistoryView
 
 __all__ = ["abnormality_threshold", "history_threshold", "largest_magnitudes"]
 
@@ -83,25 +83,18 @@ def abnormality_threshold(
     return threshold
 
 
-def history_threshold(
-    history: HistoryStore, remaining: tuple[str, ...], rounds: Iterable[int], tolerance_rate: float
-) -> float:
+def history_threshold(history: HistoryView, rounds: Iterable[int], tolerance_rate: float) -> float:
     """Find the threshold of a recording, reading no round that cannot raise it.
 
     Args:
-        history: The recording.
-        remaining: Clients whose updates count.
+        history: The recording, and the clients whose updates count.
         rounds: Rounds that count.
         tolerance_rate: As in `abnormality_threshold`.
     """
-    keep = set(remaining)
-    bounds = {
-        t: max((b for c, b in history.magnitude_bounds(t).items() if c in keep), default=0.0)
-        for t in rounds
-    }
+    bounds = {t: max(history.bounds(t).values(), default=0.0) for t in rounds}
     threshold = 0.0
     highest_first = sorted(bounds, key=bounds.__getitem__, reverse=True)
-    for record in read_ahead(history, remaining, highest_first, torch.device("cpu")):
+    for record in read_ahead(history, highest_first, torch.device("cpu")):
         if bounds[record.round] <= threshold:
             break
         threshold = abnormality_threshold([record.updates], tolerance_rate, threshold)

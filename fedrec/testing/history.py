@@ -198,12 +198,12 @@ class HistoryStoreContract(ABC):
         """Who is present, and how large their stored updates are at most, is known."""
         with self.begun(tmp_path / "history", num_rounds=2) as store:
             found = store.read_round(1)
-            assert store.present(1) == found.present == tuple(store.magnitude_bounds(1))
+            assert store.index(1).present == found.present == tuple(store.index(1).bounds)
             largest = found.updates.abs().amax(dim=1).tolist()
-            for bound, magnitude in zip(store.magnitude_bounds(1).values(), largest, strict=True):
+            for bound, magnitude in zip(store.index(1).bounds.values(), largest, strict=True):
                 assert magnitude <= bound <= 1.1 * magnitude + 1e-30
             with pytest.raises(RoundNotFoundError):
-                store.magnitude_bounds(2)
+                store.index(2)
 
     def test_staged_rounds_come_back(self, tmp_path: Path) -> None:
         """Rounds that are staged and written together are those that are written one by one."""

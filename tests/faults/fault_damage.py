@@ -367,7 +367,7 @@ def using(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str, 
             result["errors"].setdefault("tools", str(error))
     for t in range(ROUNDS):
         with contextlib.suppress(FedrecError):
-            RoundStore(path).magnitude_bounds(t)
+            RoundStore(path).index(t)
     return result
 
 

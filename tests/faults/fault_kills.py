@@ -165,7 +165,7 @@ def _require_repairable(path: Path) -> None:
     assert [(one.round, one.client_id) for one in damage] in ([], [(1, "c")]), damage
     for t in (0, 2):
         assert same(store.read_round(t), arrays(t))
-    present = [c for c in store.present(1) if c != "c"]
+    present = [c for c in store.index(1).present if c != "c"]
     assert same(store.read_round(1, present), arrays(1, tuple("abdef")))
     store.close()
 
@@ -262,7 +262,7 @@ def killed_at(name: str, point: int, folder: Path) -> Facts:
     store = RoundStore(path)
     assert store.verify() == range(rounds)
     for t in range(rounds):
-        present = store.present(t)
+        present = store.index(t).present
         assert same(store.read_round(t), arrays(t, present))
         assert len(present) == 6 - (name == "repair" and t == 1)
     store.close()

@@ -14,9 +14,9 @@ from fedrec.recoverers import FedRecover
 class Diagnosed(FedRecover):
     """Asks everyone in every estimated round too, to compare."""
 
-    def start(self, history, remaining, max_rounds):
+    def start(self, history, max_rounds):
         self.errors = []
-        super().start(history, remaining, max_rounds)
+        super().start(history, max_rounds)
 
     def _fix(self, record, estimates, abnormal, missing, global_weights, ctx):
         exact = ctx.exact(ctx.client_ids, "other").updates

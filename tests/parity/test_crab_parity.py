@@ -10,7 +10,7 @@ from fedrec import Callback, FederatedLoop
 from fedrec.aggregators import FedAvg
 from fedrec.exceptions import ConfigurationError
 from fedrec.functional import loss_windows, softmax_divergence
-from fedrec.history import MemoryHistory
+from fedrec.history import HistoryView, MemoryHistory
 from fedrec.recoverers import Crab, RollbackRetrain
 from fedrec.testing.problems import classifying_federation, quadratic_federation
 
@@ -61,7 +61,7 @@ def test_crab_selects_and_calibrates(bound: float) -> None:
     path = [*(r.global_weights for r in records), final]
     first = int(result.diagnostics["rollback_round"])
     rolled = RollbackRetrain(max_sensitivity=bound)
-    rolled.start(history, tuple(c for c in federation.client_ids if c != "c4"), ROUNDS)
+    rolled.start(HistoryView(history, [c for c in federation.client_ids if c != "c4"]), ROUNDS)
     assert first == rolled.diagnostics()["rollback_round"]
     assert (first > 0) == (bound > 0)
 

@@ -10,7 +10,7 @@ from fedrec.data import Digits
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import ClientSampler
 from fedrec.functional import calibrate, certified_sensitivity, removal_effect
-from fedrec.history import MemoryHistory
+from fedrec.history import HistoryView, MemoryHistory
 from fedrec.models import MLP
 from fedrec.recoverers import FedEraser, RollbackRetrain, TrainFromScratch
 from fedrec.testing.problems import quadratic_federation
@@ -188,7 +188,10 @@ def test_rollback_can_train_for_fewer_rounds() -> None:
 def test_noise_has_its_standard_deviation_and_is_drawn_once() -> None:
     federation, history = recorded(size=300)
     w = history.read_round(0, ()).global_weights
-    noise = [RollbackRetrain(noise_std=s).initial_weights(history) - w for s in (0.1, 0.1, 0.3)]
+    noise = [
+        RollbackRetrain(noise_std=s).initial_weights(HistoryView(history)) - w
+        for s in (0.1, 0.1, 0.3)
+    ]
     assert torch.equal(noise[0], noise[1])
     torch.testing.assert_close(noise[2], 3 * noise[0])
     # The standard deviation of 300 normal numbers is within 4 / sqrt(600) of the true one.

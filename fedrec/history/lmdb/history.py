@@ -18,6 +18,7 @@ from fedrec.history.lmdb.encoding import as_stored
 from fedrec.history.lmdb.pool import Buffers
 from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.manifest import Manifest
+from fedrec.history.rounds import RoundIndex
 from fedrec.types import RoundRecord
 
 __all__ = ["LMDBHistory"]
@@ -226,36 +227,16 @@ class LMDBHistory(HistoryStore):
         """
         return to_record(self._store.read_round(t, client_ids))
 
-    def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates were aggregated in a round, stored or not.
+    def index(self, t: int) -> RoundIndex:
+        """Return what is known of a round without reading its vectors.
+
+        Bounds of magnitudes were found when the round was written.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._store.present(t)
-
-    def kept(self, t: int) -> tuple[str, ...]:
-        """Return those of the clients present in a round whose updates are stored.
-
-        They are fewer where the manifest's `keep` says so.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-            HistoryCorruptedError: If the bytes are not those that were written.
-        """
-        return tuple(self._store.magnitude_bounds(t))
-
-    def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return a number for each stored update of a round that no magnitude in it exceeds.
-
-        They were found when the round was written; the updates are not read.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-            HistoryCorruptedError: If the bytes are not those that were written.
-        """
-        return self._store.magnitude_bounds(t)
+        return self._store.index(t)
 
     def as_stored(self, updates: Tensor) -> Tensor:
         """Return updates that are to be written as `read_round` would return them afterwards."""

@@ -29,7 +29,7 @@ from fedrec.history.lmdb.records import (
     key,
 )
 from fedrec.history.lmdb.vectors import EXACT, VectorReader, Wanted
-from fedrec.history.rounds import RoundArrays
+from fedrec.history.rounds import RoundArrays, RoundIndex
 
 __all__ = ["Snapshot"]
 
@@ -140,6 +140,24 @@ class Snapshot:
             last = self.recording.last_entry = record, entry, digest(record)
         return last[1:]
 
+    def index(self, t: int) -> RoundIndex:
+        """Return what is known of round `t` without reading its vectors.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        entry, _ = self.entry(t)
+        ids = self.recording.client_ids
+        present, bounds = [ids[index] for index in entry["present"]], entry["bounds"]
+        return RoundIndex(
+            round=t,
+            cohort=tuple(ids[index] for index in entry["cohort"]),
+            refused={ids[index]: reason for index, reason in entry["refused"]},
+            num_samples=dict(zip(present, entry["num_samples"], strict=True)),
+            bounds={present[k]: bounds[k] for k in self.kept(entry)},
+        )
+
     def kept(self, entry: dict[str, Any]) -> list[int]:
         """Return which of the clients present in a round record have their update stored."""
         cursor = self._environment.cursor(self._txn, "rounds")
@@ -167,7 +185,7 @@ class Snapshot:
                 f"Round {t} of history `{recording.history}` has no update of "
                 f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
                 + (f", as it keeps updates of {recording.retention}" if dropped else "")
-                + f". HINT: ask for clients in its `{'kept' if dropped else 'client_ids'}`."
+                + f". HINT: ask for clients in `index({t}).{'kept' if dropped else 'present'}`."
             )
         rows = [row[c] for c in wanted_ids]
 

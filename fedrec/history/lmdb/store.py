@@ -32,7 +32,7 @@ from fedrec.history.lmdb.space import require_room_for_all
 from fedrec.history.lmdb.staged import StagedRound, append
 from fedrec.history.manifest import Manifest
 from fedrec.history.retention import Retention
-from fedrec.history.rounds import RoundArrays
+from fedrec.history.rounds import RoundArrays, RoundIndex
 from fedrec.history.tools.check import check
 
 __all__ = ["RoundStore"]
@@ -256,27 +256,15 @@ class RoundStore:
         with self._snapshot() as snapshot:
             return snapshot.rounds()
 
-    def present(self, t: int) -> tuple[str, ...]:
-        """Return the clients whose updates were aggregated in a round.
+    def index(self, t: int) -> RoundIndex:
+        """Return what is known of a round without reading its vectors.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
         with self._snapshot() as snapshot:
-            return tuple(snapshot.recording.client_ids[i] for i in snapshot.entry(t)[0]["present"])
-
-    def magnitude_bounds(self, t: int) -> dict[str, float]:
-        """Return a number for each stored update of a round that no magnitude in it exceeds.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-            HistoryCorruptedError: If the bytes are not those that were written.
-        """
-        with self._snapshot() as snapshot:
-            entry, _ = snapshot.entry(t)
-            ids, present, bounds = snapshot.recording.client_ids, entry["present"], entry["bounds"]
-            return {ids[present[k]]: bounds[k] for k in snapshot.kept(entry)}
+            return snapshot.index(t)
 
     @property
     def is_locked(self) -> bool:

@@ -237,7 +237,7 @@ def test_works_when_only_some_malicious_clients_take_part() -> None:
     for attack in (ALIE(), MinMax(), TrimAttack(full_knowledge=False), Neurotoxin(SignFlip())):
         federation = quadratic_federation(num_clients=8, num_malicious=3)
         history = record(federation, attack, rounds=8, sampler=ClientSampler(fraction=0.4))
-        present = [set(history.present(t)) & {"q5", "q6", "q7"} for t in range(8)]
+        present = [set(history.index(t).present) & {"q5", "q6", "q7"} for t in range(8)]
         assert len({len(p) for p in present}) > 1
         assert torch.isfinite(history.read_round(7).aggregate).all()
 

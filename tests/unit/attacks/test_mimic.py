@@ -52,7 +52,7 @@ def test_after_the_warmup_it_sticks_to_one_client() -> None:
 
 def test_a_round_without_that_client() -> None:
     history = record(Mimic(warmup_rounds=2), rounds=12, sampler=ClientSampler(fraction=0.6))
-    attacked = [t for t in range(12) if {"q4", "q5"} & set(history.present(t))]
+    attacked = [t for t in range(12) if {"q4", "q5"} & set(history.index(t).present)]
     assert all(len(copied(history, t)) == 1 for t in attacked)
 
 

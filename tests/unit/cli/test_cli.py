@@ -31,7 +31,7 @@ from fedrec.exceptions import ConfigurationError
 from fedrec.recoverers import HistoricalOnly
 
 class Refusing(HistoricalOnly):
-    def start(self, history, remaining, max_rounds):
+    def start(self, history, max_rounds):
         raise ConfigurationError("Refusing has its reasons.")
 
 class Largest(Aggregator):

@@ -18,7 +18,7 @@ import torch
 
 from fedrec.aggregators import FedAvg
 from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFullError
-from fedrec.history import LMDBHistory, Manifest, MemoryHistory
+from fedrec.history import HistoryView, LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader, read_ahead
 from fedrec.history.codecs import CODECS, Float16Codec, rows
 from fedrec.history.lmdb.environment import Environment
@@ -268,7 +268,7 @@ def test_a_large_round_waits_for_small_ones_and_they_for_it(tmp_path: Path, disk
         writer.close()
         assert [t for together in disk.commits for t in together] == list(range(7))
         assert history.verify() == range(7)
-        assert [len(history.present(t)) for t in range(7)] == sizes
+        assert [len(history.index(t).present) for t in range(7)] == sizes
 
 
 def test_of_rounds_that_wait_those_are_stored_for_which_there_is_room(
@@ -346,9 +346,8 @@ def test_the_last_round_is_stored_when_record_returns(tmp_path) -> None:
 
 def test_rounds_are_read_once_and_the_next_one_ahead() -> None:
     history = Watched(num_rounds=4)
-    reader = RoundReader(history, ["a", "c"], [0, 2, 3], CPU)
+    reader = RoundReader(HistoryView(history, ["a", "c"]), [0, 2, 3], CPU)
     me = threading.get_ident()
-    assert reader.cohort(0) == ("a", "c")
     first = reader.read(0)
     assert reader.read(0) is first
     assert torch.equal(first.updates[:, 0], torch.tensor([1.0, 3.0]))
@@ -361,23 +360,24 @@ def test_rounds_are_read_once_and_the_next_one_ahead() -> None:
 
 def test_nothing_is_read_that_nobody_asked_for() -> None:
     history = Watched(num_rounds=3)
-    reader = RoundReader(history, CLIENTS, [0, 1, 2], CPU)
+    view = HistoryView(history)
+    reader = RoundReader(view, [0, 1, 2], CPU)
     for t in range(3):
-        assert reader.cohort(t) == CLIENTS
+        assert view.cohort(t) == CLIENTS
     reader.close()
     assert history.reads == []
 
 
 def test_small_rounds_are_not_worth_a_thread() -> None:
     history = Watched(num_rounds=3, size=10)
-    assert [r.round for r in read_ahead(history, ["b"], range(3), CPU)] == [0, 1, 2]
+    assert [r.round for r in read_ahead(HistoryView(history, ["b"]), range(3), CPU)] == [0, 1, 2]
     assert {thread for _, _, thread in history.reads} == {threading.get_ident()}
 
 
 def test_a_damaged_round_is_an_error_only_where_it_is_needed() -> None:
     history = Watched(num_rounds=3)
     history.damaged = {1}
-    reader = RoundReader(history, CLIENTS, [0, 1, 2], CPU)
+    reader = RoundReader(HistoryView(history), [0, 1, 2], CPU)
     reader.read(0)
     with pytest.raises(HistoryCorruptedError, match="round 1"):
         reader.read(1)

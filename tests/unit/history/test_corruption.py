@@ -238,7 +238,7 @@ def test_round_record_that_does_not_say_how_far_off_an_update_is(
     with pytest.raises(
         HistoryCorruptedError, match=rf"round 0, the round record.*({name}|NoneType)"
     ):
-        store.magnitude_bounds(0)
+        store.index(0)
     store.close()
 
 

@@ -155,7 +155,7 @@ def test_no_plaintext_is_on_disk(
     store = RoundStore(path, master_key=f"file:{key_file}")
     for t in range(2):
         np.testing.assert_array_equal(store.read_round(t).updates, plain.read_round(t).updates)
-        assert store.magnitude_bounds(t) == plain.magnitude_bounds(t)
+        assert store.index(t).bounds == plain.index(t).bounds
     store.close()
     plain.close()
 
@@ -450,7 +450,7 @@ def test_repair_and_compact(
     with LMDBHistory(path, master_key=source) as history:
         assert history.verify() == range(3)
         assert history.manifest.store_id != old_id
-        assert history.present(1) == IDS[1:]
+        assert history.index(1).present == IDS[1:]
         for t in range(3):
             assert history.read_round(t, IDS[1:]).updates.equal(before[t])
     assert info(path, master_key=source).encryption == "AES-256-GCM"

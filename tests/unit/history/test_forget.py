@@ -120,7 +120,7 @@ def test_no_piece_is_left_and_the_others_stay(
     path = folder / "history"
     store = RoundStore(path)
     before = [store.read_round(t) for t in range(3)]
-    bounds = [store.magnitude_bounds(t) for t in range(3)]
+    bounds = [store.index(t).bounds for t in range(3)]
     old_manifest = store.manifest
     store.close()
     records = raw_records(path)
@@ -154,7 +154,7 @@ def test_no_piece_is_left_and_the_others_stay(
         np.testing.assert_array_equal(record.updates, before[t].updates[rows])
         np.testing.assert_array_equal(record.global_weights, arrays(t).global_weights)
         np.testing.assert_array_equal(record.aggregate, arrays(t).aggregate)
-        assert store.magnitude_bounds(t) == {c: bounds[t][c] for c in KEPT}
+        assert store.index(t).bounds == {c: bounds[t][c] for c in KEPT}
     store.close()
 
 
@@ -309,13 +309,13 @@ def test_of_what_is_kept(
     store.begin(manifest)
     for t in range(3):
         store.write_round(arrays(t))
-    held = [set(store.magnitude_bounds(t)) for t in range(3)]
+    held = [set(store.index(t).bounds) for t in range(3)]
     store.close()
     done = forget(tmp_path, ["client-2"])
     assert done.updates == sum("client-2" in clients for clients in held)
     for t in range(3):
-        assert set(store.magnitude_bounds(t)) == held[t] - {"client-2"}
-        assert store.present(t) == KEPT
+        assert set(store.index(t).bounds) == held[t] - {"client-2"}
+        assert store.index(t).present == KEPT
     assert store.verify() == range(3)
     store.close()
 

@@ -134,8 +134,8 @@ def test_what_is_kept_is_there_and_nothing_else(
         num_kept += len(kept)
         wanted = arrays(t, kept)
         for history in (on_disk, in_memory):
-            assert history.present(t) == IDS[:4]
-            assert history.kept(t) == kept
+            assert history.index(t).present == IDS[:4]
+            assert history.index(t).kept == kept
             found = history.read_round(t, kept)
             np.testing.assert_array_equal(found.updates.numpy(), wanted.updates)
             np.testing.assert_array_equal(found.global_weights, wanted.global_weights)
@@ -143,10 +143,12 @@ def test_what_is_kept_is_there_and_nothing_else(
             assert found.present == IDS[:4]
             assert found.refused == refused
             bounds = dict(zip(kept, np.abs(wanted.updates).max(axis=1).tolist(), strict=True))
-            assert history.magnitude_bounds(t) == bounds
+            assert history.index(t).bounds == bounds
             if len(kept) < 4:
                 lost = next(c for c in IDS[:4] if c not in kept)
-                with pytest.raises(RoundNotFoundError, match=r"keeps updates of .*`kept`"):
+                with pytest.raises(
+                    RoundNotFoundError, match=rf"keeps updates of .*`index\({t}\)\.kept`"
+                ):
                     history.read_round(t)
                 with pytest.raises(RoundNotFoundError, match=lost):
                     history.read_round(t, [lost])
@@ -159,7 +161,7 @@ def test_what_is_kept_is_there_and_nothing_else(
     with LMDBHistory(tmp_path) as history:  # as recorded
         assert history.verify() == range(ROUNDS)
         assert history.manifest.keep == keep
-        assert sum(len(history.kept(t)) for t in range(ROUNDS)) == num_kept
+        assert sum(len(history.index(t).kept) for t in range(ROUNDS)) == num_kept
     with (
         LMDBHistory(tmp_path, keep={"last": 49}) as history,
         pytest.raises(HistoryFormatError, match="leave `keep` out"),
@@ -217,7 +219,7 @@ def test_killed_in_a_round_nothing_is_missing(
     assert store.verify() == range(4)
     np.testing.assert_array_equal(store.read_round(2).updates, arrays(2).updates)
     store.write_round(arrays(4))
-    assert [bool(store.magnitude_bounds(t)) for t in range(5)] == [False, False, False, True, True]
+    assert [bool(store.index(t).bounds) for t in range(5)] == [False, False, False, True, True]
     store.close()
 
 
@@ -245,13 +247,13 @@ def test_repair_brings_back_nothing_that_was_not_kept(
     with LMDBHistory(tmp_path) as history:
         # Of the last four of eight rounds, 4 and 5 had expired when there were ten.
         assert history.verify() == range(8)
-        assert [len(history.kept(t)) for t in range(8)] == [0, 0, 0, 0, 0, 0, 5, 4]
-        assert history.present(7) == ("client-0", "client-2", "client-3", "client-4")
+        assert [len(history.index(t).kept) for t in range(8)] == [0, 0, 0, 0, 0, 0, 5, 4]
+        assert history.index(7).present == ("client-0", "client-2", "client-3", "client-4")
         history.write_round(to_record(arrays(8)))
         history.write_round(to_record(arrays(9)))
-        assert [len(history.kept(t)) for t in range(10)] == [0, 0, 0, 0, 0, 0, 5, 4, 5, 5]
+        assert [len(history.index(t).kept) for t in range(10)] == [0, 0, 0, 0, 0, 0, 5, 4, 5, 5]
         history.write_round(to_record(arrays(10)))
-        assert [len(history.kept(t)) for t in range(5, 11)] == [0, 0, 4, 5, 5, 5]
+        assert [len(history.index(t).kept) for t in range(5, 11)] == [0, 0, 4, 5, 5, 5]
         assert history.verify() == range(11)
 
 
@@ -409,8 +411,8 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path, keep: dict[str, Any]) 
             assert torch.equal(result.global_weights, expected.global_weights)
             assert result.detection.malicious == ("q4",)
             for t in range(12):
-                assert parts.kept(t) == whole.kept(t)
-                a, b = (h.read_round(t, whole.kept(t)) for h in (whole, parts))
+                assert parts.index(t).kept == whole.index(t).kept
+                a, b = (h.read_round(t, whole.index(t).kept) for h in (whole, parts))
                 assert torch.equal(a.updates, b.updates)
                 assert torch.equal(a.global_weights, b.global_weights)
             assert parts.verify() == range(12)

@@ -143,7 +143,7 @@ def test_repair_drops_a_damaged_update_alone(
         assert record.num_samples.tolist() == [10] * len(ids)
     assert store.read_round(1).refused == {"client-2": "damaged, dropped by a repair"}
     assert store.read_round(0).refused == {}
-    assert list(store.magnitude_bounds(1)) == list(kept)
+    assert list(store.index(1).bounds) == list(kept)
     # Another history: what was half recovered from the damaged one does not go on with it.
     now = store.manifest
     assert now.store_id != manifest.store_id
@@ -189,7 +189,7 @@ def test_repair_of_a_round_without_any_whole_update(recorded: Callable[..., Path
         damage_record(path, 1, index)
     assert repair(path).dropped == tuple((1, c) for c in IDS)
     with LMDBHistory(path) as history:
-        assert history.present(1) == ()
+        assert history.index(1).present == ()
         assert history.read_round(1).updates.shape == (0, D)
         assert history.verify() == range(2)
 
@@ -232,12 +232,12 @@ def test_repair_keeps_lossy_updates_bit_for_bit(
     for t in range(2):
         store.write_round(arrays(t))
     before = store.read_round(1, IDS[1:]).updates
-    bounds = store.magnitude_bounds(1)
+    bounds = store.index(1).bounds
     store.close()
     damage_record(tmp_path, 1, 0)
     repair(tmp_path)
     np.testing.assert_array_equal(store.read_round(1).updates, before)
-    assert store.magnitude_bounds(1) == {c: bounds[c] for c in IDS[1:]}
+    assert store.index(1).bounds == {c: bounds[c] for c in IDS[1:]}
     store.close()
 
 

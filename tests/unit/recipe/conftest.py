@@ -30,7 +30,7 @@ from fedrec.recoverers import HistoricalOnly
 
 class Refusing(HistoricalOnly):
     "Refuses to start, for a reason that no recipe tells."
-    def start(self, history, remaining, max_rounds):
+    def start(self, history, max_rounds):
         raise ConfigurationError("Refusing needs <more>.")
 
 class Faulty(HistoricalOnly):

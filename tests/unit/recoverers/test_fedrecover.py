@@ -9,7 +9,7 @@ from fedrec.aggregators import FedAvg
 from fedrec.data import Digits
 from fedrec.exceptions import ConfigurationError
 from fedrec.federation import Federation
-from fedrec.history import MemoryHistory
+from fedrec.history import HistoryView, MemoryHistory
 from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, lbfgs
@@ -69,7 +69,7 @@ def recoverer(**kwargs) -> FedRecover:
         tolerance_rate=None,
         **kwargs,
     )
-    made.start(SimpleNamespace(manifest=SimpleNamespace(keep={})), IDS, 100)
+    made.start(HistoryView(SimpleNamespace(manifest=SimpleNamespace(keep={})), IDS), 100)
     return made
 
 
@@ -181,7 +181,7 @@ def test_the_threshold_is_found_without_reading_rounds_that_cannot_raise_it(
         largest[t] = float(magnitudes.max())
     history.read.clear()
     recoverer = FedRecover(tolerance_rate=tolerance_rate)
-    recoverer.start(history, remaining, 30)
+    recoverer.start(HistoryView(history, remaining), 30)
     threshold = recoverer.diagnostics()["abnormality_threshold"]
     assert threshold == max(per_round)
     order = sorted(largest, key=largest.__getitem__, reverse=True)

@@ -1,0 +1,179 @@
+"""What a recovery may see of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from fedrec.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from fedrec.history.base import HistoryStore
+    from fedrec.history.manifest import Manifest
+    from fedrec.types import RoundRecord
+
+__all__ = ["HistoryView"]
+
+
+class HistoryView:
+    """A recording, and the clients of it that take part in a recovery.
+
+    Everything that is asked without naming clients is about those that remain. What a history does
+    not store of them (`keep`, see `LMDBHistory`) is left out: `cohort` says who took part in a
+    round, `kept` whose update can be read.
+
+    Args:
+        history: The recording.
+        remaining: Clients that take part; `None` for all of the recording.
+
+    Attributes:
+        remaining: Clients that take part, as given.
+
+    Examples:
+        >>> import torch
+        >>> from fedrec.history import Manifest, MemoryHistory
+        >>> from fedrec.types import CohortUpdates, RoundRecord
+        >>> history = MemoryHistory()
+        >>> history.begin(Manifest(
+        ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
+        ...     aggregator={"class_path": "fedrec.aggregators.FedAvg", "init_args": {}},
+        ...     server_lr=0.1, max_rounds=1,
+        ... ))
+        >>> history.write_round(RoundRecord(
+        ...     round=0, global_weights=torch.zeros(2), aggregate=torch.tensor([3.0, 4.0]),
+        ...     sent=CohortUpdates(
+        ...         client_ids=("a", "b"), updates=torch.tensor([[1.0, 2.0], [4.0, 5.0]]),
+        ...         num_samples=torch.tensor([10, 20]),
+        ...     ),
+        ... ))
+        >>> view = HistoryView(history, ["b"])
+        >>> view.cohort(0), view.excluded(0), view.read(0).updates
+        (('b',), ('a',), tensor([[4., 5.]]))
+    """
+
+    def __init__(self, history: HistoryStore, remaining: Iterable[str] | None = None) -> None:
+        self._history = history
+        self.remaining = tuple(history.manifest.clients if remaining is None else remaining)
+        self._remain = frozenset(self.remaining)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the recording."""
+        return self._history.manifest
+
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """Clients that were forgotten: nothing they sent is stored any more."""
+        return self._history.forgotten
+
+    def rounds(self) -> range:
+        """Return the rounds that are stored, `range(0, k)`."""
+        return self._history.rounds()
+
+    def whole(self) -> HistoryView:
+        """Return the view in which all clients of the recording remain."""
+        return HistoryView(self._history)
+
+    def cohort(self, t: int) -> tuple[str, ...]:
+        """Return the remaining clients whose updates were aggregated in a round, in row order.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self._of_remaining(self._history.index(t).present)
+
+    def kept(self, t: int) -> tuple[str, ...]:
+        """Return the clients of `cohort(t)` whose updates can be read.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self._of_remaining(self._history.index(t).kept)
+
+    def present(self, t: int) -> tuple[str, ...]:
+        """Return all clients whose updates were aggregated in a round, excluded ones too.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self._history.index(t).present
+
+    def excluded(self, t: int) -> tuple[str, ...]:
+        """Return the clients whose updates were aggregated in a round and who do not remain.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return tuple(c for c in self._history.index(t).present if c not in self._remain)
+
+    def bounds(self, t: int) -> dict[str, float]:
+        """Return a number for each client of `kept(t)` that no magnitude in its update exceeds.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        bounds = self._history.index(t).bounds
+        return {c: bound for c, bound in bounds.items() if c in self._remain}
+
+    def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+        """Read a round; the result owns its memory.
+
+        Args:
+            t: Round, 0-based.
+            client_ids: Read only these clients' updates, in this order, whether or not they
+                remain; by default those of `kept(t)`.
+
+        Raises:
+            RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        return self._history.read_round(t, self.kept(t) if client_ids is None else client_ids)
+
+    def count(self, rounds: Iterable[int]) -> tuple[int, int]:
+        """Count the updates of the remaining clients in some rounds.
+
+        Returns:
+            How many can be read, and how many were sent.
+
+        Raises:
+            RoundNotFoundError: If one of the rounds is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        kept = sent = 0
+        for t in rounds:
+            index = self._history.index(t)
+            kept += len(self._remain.intersection(index.kept))
+            sent += len(self._remain.intersection(index.present))
+        return kept, sent
+
+    def require_excluded(self, rounds: Iterable[int], method: str) -> None:
+        """Check that what the excluded clients sent can be read.
+
+        Args:
+            rounds: Rounds that count.
+            method: What needs it, for the message.
+
+        Raises:
+            ConfigurationError: If an update of an excluded client is not stored.
+        """
+        if self.forgotten:
+            raise ConfigurationError(
+                f"{method} needs what the excluded clients sent, but the history has forgotten "
+                f"{list(self.forgotten[:5])}. HINT: forget clients after the recovery."
+            )
+        for t in rounds:
+            lost = sorted(set(self._history.index(t).lost) - self._remain)
+            if lost:
+                raise ConfigurationError(
+                    f"{method} needs what the excluded clients sent, but the history kept nothing "
+                    f"of {lost[:5]} in round {t} (keep={dict(self.manifest.keep)}). HINT: record "
+                    "with all updates kept."
+                )
+
+    def _of_remaining(self, client_ids: Iterable[str]) -> tuple[str, ...]:
+        return tuple(c for c in client_ids if c in self._remain)
