@@ -157,41 +157,6 @@ class Engine:
         self.buffers.add(sent)
         return sent
 
-    def simulate(self, ctx: RoundContext, client_ids: Sequence[str]) -> CohortUpdates:
-        """Compute what asking would give and leave no trace: nothing is remembered or raised."""
-        other = copy.copy(self)
-        other.attack = copy.deepcopy(self.attack)  # it may have a memory
-        other.buffers = copy.copy(self.buffers)
-        other.on_bad_update = "drop"
-        return other.ask(dataclasses.replace(ctx, logger=lambda name, value: None), client_ids)
-
-    def _is_attacked(self, ctx: RoundContext, asked: Sequence[str]) -> bool:
-        return (
-            self.attack is not None
-            and self.attack.crafts_updates
-            and self.attack.is_active(ctx.round)
-            and not self.malicious.isdisjoint(asked)
-        )
-
-    def _attacked(
-        self, ctx: RoundContext, asked: Sequence[str], work: LocalWork | None
-    ) -> CohortUpdates:
-        """Return what these clients send and perhaps others, whose updates the attackers see."""
-        sees_all = self.attack is not None and self.attack.full_knowledge
-        if sees_all and work is None and self._crafted and self._crafted[0] == ctx.round:
-            return self._crafted[1]
-        seen = list(ctx.client_ids if sees_all else asked)
-        if not sees_all and self.attack is not None and self.attack.colludes:
-            others = self.malicious.difference(asked)
-            seen += [c for c in ctx.client_ids if c in others]
-        sent = self._craft(ctx, self._honest(ctx, seen, work, asked))
-        crafted = [i for i, c in enumerate(sent.client_ids) if c in self.malicious]
-        bad = [crafted[i] for i in nonfinite_rows(sent.updates[crafted])]
-        sent = _refusing(sent, dict.fromkeys((sent.client_ids[i] for i in bad), _NONFINITE))
-        if sees_all and work is None:
-            self._crafted = (ctx.round, sent)
-        return sent
-
     def _honest(
         self,
         ctx: RoundContext,
@@ -230,6 +195,44 @@ class Engine:
             sent = _joined(self.executor.compute(real, ctx.global_weights, ctx), sent)
         return _part(sent, client_ids)
 
+    def _require_usable(self, sent: CohortUpdates, asked: Sequence[str]) -> None:
+        """Raise `UpdateError` if one of those asked was refused, and none is to be dropped."""
+        refused = {c: why for c, why in sent.refused.items() if c in asked}
+        if refused and self.on_bad_update == "raise":
+            reasons = "; ".join(f"client {c!r}: {why}" for c, why in refused.items())
+            raise UpdateError(
+                f"Refused updates: {reasons}. Nothing of this round was stored. HINT: lower the "
+                "learning rate if training diverges, or leave such clients out with "
+                '`on_bad_update="drop"`.'
+            )
+
+    def _is_attacked(self, ctx: RoundContext, asked: Sequence[str]) -> bool:
+        return (
+            self.attack is not None
+            and self.attack.crafts_updates
+            and self.attack.is_active(ctx.round)
+            and not self.malicious.isdisjoint(asked)
+        )
+
+    def _attacked(
+        self, ctx: RoundContext, asked: Sequence[str], work: LocalWork | None
+    ) -> CohortUpdates:
+        """Return what these clients send and perhaps others, whose updates the attackers see."""
+        sees_all = self.attack is not None and self.attack.full_knowledge
+        if sees_all and work is None and self._crafted and self._crafted[0] == ctx.round:
+            return self._crafted[1]
+        seen = list(ctx.client_ids if sees_all else asked)
+        if not sees_all and self.attack is not None and self.attack.colludes:
+            others = self.malicious.difference(asked)
+            seen += [c for c in ctx.client_ids if c in others]
+        sent = self._craft(ctx, self._honest(ctx, seen, work, asked))
+        crafted = [i for i, c in enumerate(sent.client_ids) if c in self.malicious]
+        bad = [crafted[i] for i in nonfinite_rows(sent.updates[crafted])]
+        sent = _refusing(sent, dict.fromkeys((sent.client_ids[i] for i in bad), _NONFINITE))
+        if sees_all and work is None:
+            self._crafted = (ctx.round, sent)
+        return sent
+
     def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
         attackers = [c in self.malicious for c in sent.client_ids]
         if self.attack is None or not any(attackers):
@@ -257,27 +260,6 @@ class Engine:
                 f"{tuple(sent.updates.shape)}, but got {tuple(crafted.shape)}."
             )
         return dataclasses.replace(sent, updates=crafted)
-
-    @property
-    def attack_has_memory(self) -> bool:
-        """Whether what malicious clients send depends on earlier rounds."""
-        return self.attack is not None and self.attack.has_memory
-
-    def remember(self, ctx: RoundContext, sent: CohortUpdates) -> None:
-        """Show an attack with a memory what was recorded of a round."""
-        if self.attack is not None and self.attack_has_memory and self.attack.is_active(ctx.round):
-            self._craft(ctx, sent)
-
-    def _require_usable(self, sent: CohortUpdates, asked: Sequence[str]) -> None:
-        """Raise `UpdateError` if one of those asked was refused, and none is to be dropped."""
-        refused = {c: why for c, why in sent.refused.items() if c in asked}
-        if refused and self.on_bad_update == "raise":
-            reasons = "; ".join(f"client {c!r}: {why}" for c, why in refused.items())
-            raise UpdateError(
-                f"Refused updates: {reasons}. Nothing of this round was stored. HINT: lower the "
-                "learning rate if training diverges, or leave such clients out with "
-                '`on_bad_update="drop"`.'
-            )
 
     def server_step(
         self,
@@ -327,6 +309,15 @@ class Engine:
         self.last_aggregate = aggregate
         return new
 
+    def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
+        """Return `global_weights - server_lr * aggregate`."""
+        return global_weights - self.server_lr * aggregate
+
+    def end_round(self) -> None:
+        """Average the buffers of the clients asked in this round."""
+        self._crafted = None
+        self.buffers.end_round()
+
     def coefficients(self, num_samples: Tensor) -> Tensor | None:
         """Return the rule's coefficients of the rows of these clients, if it has fixed ones."""
         rule = type(self.aggregator)
@@ -336,14 +327,23 @@ class Engine:
             return None  # they are those of a class whose `aggregate` has been replaced
         return self.aggregator.coefficients(num_samples.float() / num_samples.sum())
 
-    def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
-        """Return `global_weights - server_lr * aggregate`."""
-        return global_weights - self.server_lr * aggregate
+    def simulate(self, ctx: RoundContext, client_ids: Sequence[str]) -> CohortUpdates:
+        """Compute what asking would give and leave no trace: nothing is remembered or raised."""
+        other = copy.copy(self)
+        other.attack = copy.deepcopy(self.attack)  # it may have a memory
+        other.buffers = copy.copy(self.buffers)
+        other.on_bad_update = "drop"
+        return other.ask(dataclasses.replace(ctx, logger=lambda name, value: None), client_ids)
 
-    def end_round(self) -> None:
-        """Average the buffers of the clients asked in this round."""
-        self._crafted = None
-        self.buffers.end_round()
+    @property
+    def attack_has_memory(self) -> bool:
+        """Whether what malicious clients send depends on earlier rounds."""
+        return self.attack is not None and self.attack.has_memory
+
+    def remember(self, ctx: RoundContext, sent: CohortUpdates) -> None:
+        """Show an attack with a memory what was recorded of a round."""
+        if self.attack is not None and self.attack_has_memory and self.attack.is_active(ctx.round):
+            self._craft(ctx, sent)
 
 
 def _fresh(component: T) -> T:

@@ -1,5 +1,6 @@
 """FederatedLoop: what it records, refuses and resumes."""
 
+import inspect
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 from fedrec import Attack, Callback, ClientSampler, FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg, FedAvgM, Median
 from fedrec.attacks import BackdoorAttack, TrimAttack
+from fedrec.callbacks import LoopSettings
 from fedrec.data import Digits
 from fedrec.detectors import KnownMalicious
 from fedrec.exceptions import (
@@ -733,6 +735,11 @@ def test_callbacks_are_called_in_order() -> None:
         "on_round_end",
         "on_record_end",
     ]
+
+
+def test_callbacks_may_read_every_argument_of_the_loop() -> None:
+    arguments = set(inspect.signature(FederatedLoop).parameters)
+    assert set(LoopSettings.__annotations__) == arguments <= set(vars(FederatedLoop()))
 
 
 def test_fast_dev_run_does_three_rounds_and_writes_nothing(tmp_path: Path) -> None:
