@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from fedrec.exceptions import HistoryCorruptedError
-from fedrec.history import Manifest
+from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.lmdb import vectors
 from fedrec.history.lmdb.environment import Environment
 from fedrec.history.lmdb.mapped import MappedFile
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.lmdb.vectors import VectorReader
 from fedrec.history.rounds import RoundArrays
 
@@ -98,7 +97,7 @@ def test_a_round_is_the_same_whichever_way_it_is_read(
         return done[-1]
 
     monkeypatch.setattr(MappedFile, "read_into", read_into)
-    read = RoundStore(path).read_round(1)
+    read = LMDBHistory(path).read(1)
     assert np.array_equal(read.updates, arrays(1).updates)
     assert np.array_equal(read.global_weights, arrays(1).global_weights)
     assert done == [found] * len(done)
@@ -118,12 +117,12 @@ def test_an_update_is_looked_for_where_it_is_not_as_expected(
     data = bytearray((path / "data.mdb").read_bytes())
     data[data.index(arrays(1).updates[rank].tobytes())] ^= 1
     (path / "data.mdb").write_bytes(data)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     client_ids = arrays(1).client_ids
     with pytest.raises(HistoryCorruptedError, match=f"round 1, client `{client_ids[rank]}`"):
-        store.read_round(1)
+        store.read(1)
     others = [k for k in range(5) if k != rank]
-    read = store.read_round(1, [client_ids[k] for k in others])
+    read = store.read(1, [client_ids[k] for k in others])
     assert np.array_equal(read.updates, arrays(1).updates[others])
     store.close()
 
@@ -142,7 +141,7 @@ def test_no_more_is_fetched_than_lies_between(
     fetched: list[tuple[int, int]] = []
     monkeypatch.setattr(MappedFile, "expect", lambda _, *place: fetched.append(place))
     client_ids = [arrays(1).client_ids[k] for k in sorted({first, last})]
-    RoundStore(path).read_round(1, client_ids)
+    LMDBHistory(path).read(1, client_ids)
     data = (path / "data.mdb").read_bytes()
     place = data.index(arrays(1).updates[first].tobytes()) - 48  # where its header begins
     assert fetched == [(place, (last - first + 3) * 8192)]  # 48 + 8,000 bytes take two pages
@@ -171,15 +170,15 @@ def test_updates_that_do_not_lie_in_a_row_are_found(
         return found
 
     monkeypatch.setattr(VectorReader, "_decode", counted)
-    store = RoundStore(tmp_path / "history")
+    store = LMDBHistory(tmp_path / "history")
     store.transaction_bytes = 10_000  # one vector of 8,000 bytes each
     store.begin(manifest)
     for t in range(3):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     for t in range(3):
-        assert np.array_equal(store.read_round(t).updates, arrays(t).updates)
+        assert np.array_equal(store.read(t).updates, arrays(t).updates)
         some = [arrays(t).client_ids[k] for k in (4, 1, 3)]
-        assert np.array_equal(store.read_round(t, some).updates, arrays(t).updates[[4, 1, 3]])
+        assert np.array_equal(store.read(t, some).updates, arrays(t).updates[[4, 1, 3]])
     assert any(read_in_vain) == (short > 0)
     store.close()
 
