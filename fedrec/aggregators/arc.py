@@ -17,7 +17,7 @@ class ARC(RuleWrapper, ByzantineAggregator):
     r"""Adaptive robust clipping: clips the longest updates, then applies a rule.
 
     The $k = \lfloor 2 \frac{f}{m} (m - f) \rfloor$ longest updates are scaled down to the norm of
-    the next one. There is no radius to choose, and robust rules stay so.
+    the longest of the others. There is no radius to choose, and a robust rule stays robust.
 
     Args:
         rule: The rule that aggregates the clipped updates.

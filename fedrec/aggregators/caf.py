@@ -21,9 +21,9 @@ class CAF(ByzantineAggregator):
     $$c_i \leftarrow c_i \left(1 - \frac{\tau_i}{\max_{c_j > 0} \tau_j}\right), \qquad
     \tau_i = \langle v, g_i - \mu_c \rangle^2$$
 
-    Of all weighted means on the way, it returns the one with the smallest largest eigenvalue. It
-    has to be told nothing about how much benign updates vary. Every pass takes a client out, and
-    all of them work on the $m \times m$ inner products. Client weights are ignored.
+    Of the weighted means of all passes, it returns the mean whose largest eigenvalue is smallest.
+    It needs no bound on how much benign updates vary. Every pass takes a client out, and all of
+    them work on the $m \times m$ inner products. Client weights are ignored.
 
     Args:
         num_byzantine: Malicious clients at most: a count $f$, or a fraction $\beta$ of the cohort

@@ -31,7 +31,7 @@ class DnC(ByzantineAggregator):
         num_byzantine: Malicious clients at most: a count $f$, or a fraction $\beta$ of the cohort
             in [0, 0.5), then $f = \lfloor \beta m \rfloor$. A fraction keeps its meaning when
             clients are left out, as in a recovery; a count can become impossible.
-        filter_factor: $c > 0$: clients removed in an iteration, for each malicious one.
+        filter_factor: $c > 0$: clients removed in an iteration, for each malicious client.
         num_coordinates: $b$, at least 1; where a model has fewer, all are used.
         iterations: How often coordinates are drawn, at least 1.
 

@@ -15,7 +15,7 @@ class FedYogi(FedAdam):
     w \leftarrow w - \eta \frac{m}{\sqrt v + \tau}$$
 
     It differs from `FedAdam` in $v$, which shrinks by no more than $A^2$ allows, so that a few
-    small gradients do not make the next steps large. See there for what is remembered.
+    small gradients do not make the next steps large. `FedAdam` says what is remembered.
 
     Args:
         rule: The rule whose result is the pseudo-gradient.

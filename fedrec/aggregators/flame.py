@@ -60,7 +60,7 @@ class FLAME(Aggregator):
         client_weights: Tensor | None = None,
         ctx: RoundContext | None = None,
     ) -> Tensor:
-        """Average whom the majority is like."""
+        """Average the clients in the majority's cluster."""
         norms = squared_norms(updates).sqrt().cpu()
         bound = coordinate_median(norms[:, None])
         admitted = majority_cluster(1 - cosine_similarities(updates)).double()

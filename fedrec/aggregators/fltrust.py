@@ -63,7 +63,7 @@ class FLTrust(Aggregator):
                 "`server_data=` of the federation, or pass an AggregationContext with it."
             )
         scale = (squared_norms(server_update[None]) / squared_norms(updates)).sqrt()
-        # Next to nothing cannot be scaled up; dividing by 0 gives infinity or NaN.
+        # An update of almost no length cannot be scaled up; dividing by 0 gives infinity or NaN.
         usable = scale < torch.finfo(updates.dtype).max
         trust = torch.where(usable, trust_scores(updates, server_update), 0.0)
         total = trust.sum()

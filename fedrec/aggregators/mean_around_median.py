@@ -14,8 +14,8 @@ __all__ = ["MeanAroundMedian"]
 class MeanAroundMedian(ByzantineAggregator):
     r"""The mean of the $m - f$ values of every coordinate that are nearest to its median (MeaMed).
 
-    Of a value below and a value above that are equally near, when only one of them belongs to the
-    $m - f$, each counts half. Client weights are ignored.
+    If a value below and a value above the median are equally near, and only one of them fits into
+    the $m - f$, each counts half. Client weights are ignored.
 
     Args:
         num_byzantine: Malicious clients at most: a count $f$, or a fraction $\beta$ of the cohort

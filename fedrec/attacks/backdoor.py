@@ -29,7 +29,7 @@ class BackdoorAttack(Attack):
             an image (BadNets), `"features"`, every 20th feature set to 0, or any `Trigger`.
         target_label: Class index that triggered inputs are to be given.
         scale: Factor $\lambda > 0$ on malicious updates.
-        adaptive: In a recovery, make up for the malicious clients that were found: multiply by
+        adaptive: In a recovery, make up for the malicious clients that were detected: multiply by
             $\lambda\, m / m'$ with $m$ malicious clients in the recording and $m'$ that remain.
         image_shape: Shape of one image, for `"pixels"` in images that come flat.
 

@@ -19,14 +19,14 @@ __all__ = ["Mimic"]
 class Mimic(Attack):
     r"""Untargeted attack: copy one benign client, so that its data count too much.
 
-    Nothing that is sent is out of the ordinary, but where clients have different data the rule is
-    led to one of them. In the first rounds the attackers follow the direction $z$ in which benign
-    updates differ most (`fedrec.functional.mimic_direction`), and copy the client that is farthest
-    along it, $\arg\max_i z^\top g_i$. From then on they copy the last one chosen, or in a round
-    without it the one that is farthest along.
+    What they send is a benign update, but where clients have different data, the aggregate follows
+    the client that is copied. In the first rounds the attackers follow the direction $z$ in
+    which benign updates differ most (`fedrec.functional.mimic_direction`), and copy the client that
+    is farthest along it, $\arg\max_i z^\top g_i$. From then on they copy the client chosen last,
+    or, in a round without that client, the client that is farthest along.
 
     Args:
-        warmup_rounds: Rounds in which the attackers look for whom to copy, at least 1.
+        warmup_rounds: Rounds in which the attackers look for the client to copy, at least 1.
 
     Raises:
         ConfigurationError: If `warmup_rounds` is below 1.
@@ -47,7 +47,7 @@ class Mimic(Attack):
         self.reset(())
 
     def reset(self, malicious: Sequence[str]) -> None:
-        """Forget whom to copy."""
+        """Forget which client to copy."""
         self._num_seen = 0
         self._last_round = -1
         self._target = ""
@@ -55,7 +55,7 @@ class Mimic(Attack):
         self._direction: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whom to copy, and what that is chosen by."""
+        """Return which client to copy, and the direction by which it is chosen."""
         return {
             "num_seen": self._num_seen,
             "last_round": self._last_round,
@@ -65,7 +65,7 @@ class Mimic(Attack):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Take over what `state_dict` returned."""
         self._num_seen, self._last_round = int(state["num_seen"]), int(state["last_round"])
         self._target = str(state["target"])
         self._mean, self._direction = state["mean"], state["direction"]

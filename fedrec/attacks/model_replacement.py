@@ -27,12 +27,12 @@ class ModelReplacement(AttackWrapper):
     clients have equally many samples.
 
     Since $f$ counts the malicious clients of the round, those that are left in a recovery make up
-    for the ones that were found.
+    for the malicious clients that were detected.
 
     Args:
         attack: What is scaled, most often a `BackdoorAttack` with a `scale` of 1.
-        local_lr: $\eta_{\text{local}}$; `None` for the server's learning rate, that is, a model one
-            honest server step away.
+        local_lr: $\eta_{\text{local}}$; `None` for the server's learning rate, that is, a model
+            that is one honest server step away.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -53,7 +53,7 @@ class ModelReplacement(AttackWrapper):
         self.local_lr = local_lr
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
-        """Scale what the other attack sends."""
+        """Scale what the wrapped attack sends."""
         crafted = self.attack.craft(updates, malicious, ctx)
         num_clients, num_malicious = counts(malicious, ctx)
         scale = num_clients / max(1, num_malicious)

@@ -18,8 +18,8 @@ __all__ = ["MPAF"]
 class MPAF(Attack):
     r"""Untargeted attack: drag the global model towards a useless base model.
 
-    In every round all malicious clients send the scaled way from the base model $w'$ to the global
-    weights $w_t$, so that the server steps towards $w'$:
+    In every round all malicious clients send the scaled difference between the global weights $w_t$
+    and the base model $w'$, so that the server steps towards $w'$:
 
     $$\tilde g = \lambda\, (w_t - w')$$
 
@@ -27,8 +27,8 @@ class MPAF(Attack):
     attacker injects (`Federation.from_data(..., fake_clients=...)`), though any malicious client
     can do it.
 
-    The base model is a randomly initialised one, the same in every round: weights uniform in
-    $\pm 1 / \sqrt{\text{fan-in}}$, everything of one dimension zero. Override `base_weights` for
+    The base model is initialised at random, and the same in every round: weights uniform in
+    $\pm 1 / \sqrt{\text{fan-in}}$, parameters of one dimension zero. Override `base_weights` for
     another.
 
     Args:
@@ -67,6 +67,6 @@ class MPAF(Attack):
         return torch.cat(parts)
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
-        """Send the scaled way from the base model."""
+        """Send the scaled difference to the base model."""
         base = self.base_weights(ctx.layout, ctx.seed).to(updates)
         return torch.where(malicious[:, None], self.scale * (ctx.global_weights - base), updates)

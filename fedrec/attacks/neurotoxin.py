@@ -46,7 +46,7 @@ class Neurotoxin(AttackWrapper):
         )
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
-        """Project what the other attack sends."""
+        """Project what the wrapped attack sends."""
         crafted = self.attack.craft(updates, malicious, ctx)
         if ctx.last_aggregate is None:
             return crafted

@@ -15,9 +15,9 @@ __all__ = ["Scheduled"]
 class Scheduled(AttackWrapper):
     """Any attack, in some rounds only; in the others malicious clients are honest.
 
-    The rounds are `start`, `start + every`, `start + 2 * every` and so on, before `stop`. That goes
-    for what malicious clients train on as well as for what they send, and in a recovery it goes for
-    those that were not found, in the rounds in which they are asked.
+    The rounds are `start`, `start + every`, `start + 2 * every` and so on, before `stop`. In the
+    other rounds malicious clients train on honest data and send what they computed. In a recovery,
+    the schedule holds for the malicious clients that were not detected.
 
     Args:
         attack: What they do in these rounds.
@@ -48,15 +48,15 @@ class Scheduled(AttackWrapper):
         self.every: int = check_int("every", every, minimum=1)
 
     def is_active(self, round: int) -> bool:
-        """Whether the round is one of the schedule, and of the other attack's."""
+        """Whether the schedule has this round, and the wrapped attack is active in it."""
         within = self.start <= round and (self.stop is None or round < self.stop)
         return within and (round - self.start) % self.every == 0 and self.attack.is_active(round)
 
     @property
     def crafts_updates(self) -> bool:
-        """Whether the other attack does."""
+        """Whether the wrapped attack crafts updates."""
         return self.attack.crafts_updates
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
-        """Do what the other attack does, in the rounds of the schedule."""
+        """Craft as the wrapped attack does, in the rounds of the schedule."""
         return self.attack.craft(updates, malicious, ctx) if self.is_active(ctx.round) else updates

@@ -211,7 +211,7 @@ class BlendedTrigger(Trigger):
 
 
 class FunctionTrigger(Trigger):
-    """Whatever a function makes of inputs.
+    """A trigger that a function embeds.
 
     Args:
         function: Embeds the trigger in a batch of inputs $(N, ...)$, which it must not change.
@@ -241,7 +241,7 @@ class FunctionTrigger(Trigger):
         return self.function(x)
 
     def spec(self) -> dict[str, Any]:
-        """Describe the trigger by its function's name; it is not rebuilt from that."""
+        """Describe the trigger by its function's name; it cannot be rebuilt from that."""
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
         module = getattr(self.function, "__module__", None)
         return {**super().spec(), "init_args": {"function": f"{module}.{name}"}}

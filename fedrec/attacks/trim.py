@@ -25,8 +25,8 @@ class TrimAttack(Attack):
     With partial knowledge the attackers know their own honest updates alone. They take the
     direction from their mean, and draw values between 3 and 4 standard deviations away from it.
 
-    Each attacker's draws depend on its own id and the round alone, so it sends the same whoever
-    else is still there, given the same honest updates.
+    Each attacker's draws depend on its own id and the round alone, so it sends the same, whichever
+    other clients are left, given the same honest updates.
 
     Args:
         b_max: Largest factor beyond the benign extreme, at least 1; not used with partial

@@ -16,12 +16,12 @@ __all__ = ["AttackWrapper"]
 
 
 class AttackWrapper(Attack, ABC):
-    """An attack around another one, whose data, trigger and knowledge it has.
+    """An attack around another attack, with the data, trigger and knowledge of that attack.
 
     Subclass it and write `craft`, which most often begins with `self.attack.craft(...)`.
 
     Args:
-        attack: The other attack.
+        attack: The wrapped attack.
 
     Raises:
         ConfigurationError: If `attack` is no attack.
@@ -49,31 +49,31 @@ class AttackWrapper(Attack, ABC):
 
     @property
     def poisons_data(self) -> bool:
-        """Whether the other attack does."""
+        """Whether the wrapped attack poisons data."""
         return self.attack.poisons_data
 
     def reset(self, malicious: Sequence[str]) -> None:
-        """Begin anew."""
+        """Reset the wrapped attack."""
         self.attack.reset(malicious)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the other attack remembers."""
+        """Return what the wrapped attack remembers."""
         return self.attack.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the other attack remember it."""
+        """Restore the wrapped attack's memory."""
         self.attack.load_state_dict(state)
 
     def is_active(self, round: int) -> bool:
-        """Whether the other attack is."""
+        """Whether the wrapped attack is active in this round."""
         return self.attack.is_active(round)
 
     def poison_dataset(self, dataset: Dataset[Any], client_id: str) -> Dataset[Any]:
-        """Return the data of the other attack."""
+        """Return the data as the wrapped attack poisons them."""
         return self.attack.poison_dataset(dataset, client_id)
 
     def trigger(self, x: Tensor) -> Tensor:
-        """Embed the trigger of the other attack."""
+        """Embed the trigger of the wrapped attack."""
         return self.attack.trigger(x)
 
     @abstractmethod

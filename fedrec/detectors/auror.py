@@ -27,8 +27,8 @@ class Auror(ScoreDetector):
     The distance is in units of the spread within the clusters, which makes one `alpha` serve models
     and rounds of any scale; the paper's is absolute, and chosen for a model. Forced upon normally
     distributed values, two clusters are 2.8 spreads apart on average with 100 clients, 3.2 with 20
-    and 4 with 9. Clients with iid data are taken for granted: a benign client with data of its own
-    is in the minority, too.
+    and 4 with 9. The method assumes iid data: a benign client whose data differ is in the minority,
+    too.
 
     Args:
         alpha: Distance of the two centres from which a coordinate is indicative, in units of the
@@ -93,7 +93,7 @@ class Auror(ScoreDetector):
 
     def _look(self, updates: Tensor) -> None:
         distance, spread, _ = two_means(updates)
-        # Clusters without any spread are as far apart as can be, unless they are one.
+        # Clusters without any spread are as far apart as can be, unless their centres are the same.
         separation = torch.where(spread > 0, distance / spread, torch.where(distance > 0, 1e6, 0.0))
         if self._separation is None:
             self._separation = torch.zeros_like(separation)

@@ -37,7 +37,8 @@ class Detector(Component, ABC):
         ...         return Detection(malicious=(worst,), seen=tuple(sorted(self.norms)), round=0)
     """
 
-    #: Whether `observe` looks at the updates; one that does not works on what any history keeps.
+    #: Whether `observe` looks at the updates; if not, the detector works on any history, whichever
+    #: updates it kept.
     needs_updates: bool = True
 
     @abstractmethod

@@ -93,4 +93,4 @@ class Ensemble(Detector):
 def _all_in(detector: Detector) -> list[Detector]:
     """Return a detector and, of an ensemble, all in it."""
     inner = detector.detectors if isinstance(detector, Ensemble) else ()
-    return [detector, *(found for one in inner for found in _all_in(one))]
+    return [detector, *(part for member in inner for part in _all_in(member))]

@@ -38,20 +38,20 @@ class FLDetector(Detector):
 
     The gap statistic is asked again every round, so its false alarms add up. On 20 benign iid
     clients with batches of 16 (60 runs of 500 rounds, digits), the rule of the paper
-    (`standard_errors=1`) raised one at some point in 59 of the 60 runs, 2 in 37, 3 in 9 (in the
-    first 100 rounds: in 1), 4 in 1. With 4 of the 20 clients mounting a Trim attack, 1 and 3 both
-    flagged exactly those 4 in the first test (5 runs). The detector is
-    not suited to clients whose data differ so much that some are always harder to predict, nor to
-    long full-batch training, where differences between benign clients are all that is left once the
-    model has converged. It finds updates that are erratic or large; clients that are wrong in the
-    same way every round look as predictable as others.
+    (`standard_errors=1`) raised a false alarm in 59 of the 60 runs; 2 standard errors did in 37, 3
+    in 9 (in 1 of them within the first 100 rounds), 4 in 1. With 4 of the 20 clients mounting a
+    Trim attack, 1 and 3 standard errors both flagged exactly those 4 in the first test (5 runs).
+    The detector is not suited to clients whose data differ so much that some are always harder to
+    predict, nor to long full-batch training, where differences between benign clients are all that
+    is left once the model has converged. It finds updates that are erratic or large; clients that
+    are wrong in the same way every round look as predictable as others.
 
     Attackers that all send what they made of the mean of the benign updates (ALIE, IPM, Min-Max,
     the Krum attack) are *more* predictable than benign clients: the noise of mini-batches is
     averaged away in a mean, and the Hessian is made of aggregates. Then the upper cluster is the
     benign one. On MNIST (20 iid clients, batches of 32) all 16 benign and none of the 4 malicious
     clients were flagged, at mean scores of 1.11 and 0.57 under ALIE, 1.15 and 0.39 under IPM; with
-    full batches of 300 samples the sign was the same, the distance smaller. A verdict
+    full batches of 300 samples the malicious clients had the lower scores, too, by less. A verdict
     on more than half of the clients calls for a look at the scores.
 
     Args:
@@ -182,7 +182,7 @@ class FLDetector(Detector):
 def _own(record: RoundRecord, previous: RoundRecord | None) -> RoundRecord:
     """Copy what the next round is compared with: the caller may reuse its memory.
 
-    The largest copy goes where the one before was.
+    The copy of the updates takes the memory of the previous round's copy.
     """
     updates = record.updates
     if previous is None or previous.updates.shape != updates.shape:

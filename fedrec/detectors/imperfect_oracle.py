@@ -19,7 +19,7 @@ class ImperfectOracle(Detector):
 
     Of $a$ malicious clients seen it misses $\mathrm{fnr} \cdot a$, of $b$ benign ones it flags
     $\mathrm{fpr} \cdot b$, both rounded to the nearest integer, halves up (4 malicious clients and
-    `fnr=0.3`: 1 is missed). Who that is depends on `seed` and the clients' names alone.
+    `fnr=0.3`: 1 is missed). Which clients these are depends on `seed` and the clients' names alone.
 
     Args:
         fnr: False negative rate in [0, 1]: fraction of the malicious clients that is missed.

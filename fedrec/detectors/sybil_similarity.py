@@ -31,9 +31,10 @@ class SybilSimilarity(ScoreDetector):
     A single attacker has no twin and is not found. Sums keep what was added, so that a client that
     stands out by chance does so for long, hence the high threshold. Of 30 benign runs with 20
     clients (MNIST for 100 rounds, digits for 150, degrees of non-iid 0.1, 0.5 and 0.8, five seeds
-    each) one had clients above 6, two of its 20; three had clients above 4, none above 8. On MNIST,
-    4 of 20 attackers that send the same score 150 with iid data and 30 to 48 at 0.5, those that
-    only push the same way (Trim attack) 19 and 2. Remembers one sum per client.
+    each) one run had two clients above 6; three runs had clients above 4, none above 8. On MNIST, 4
+    attackers among 20 clients, all sending the same update, score 150 with iid data and 30 to 48 at
+    a degree of non-iid of 0.5; attackers that only push the same way (Trim attack) score 19 with
+    iid data and 2 at 0.5. Remembers one sum per client.
 
     Args:
         window: Rounds a client's score is averaged over; it is flagged after that many at the

@@ -20,7 +20,7 @@ class UndefinedRateError(ConfigurationError):
 def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return predicted and true labels, of one shape, or flat where positions are left out.
 
-    What a NaN has a part in predicts no label at all, which is written as -1: the argmax of a
+    Logits with a NaN among them predict no label, which is written as -1: the argmax of a
     diverged model would be an arbitrary class, possibly the attacker's.
 
     Args:
@@ -46,10 +46,10 @@ def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         )
     if target.is_floating_point():
         raise UndefinedRateError(_undefined(target))
-    found = torch.where(preds.isnan().any(dim=1), -1, preds.argmax(dim=1))
+    labels = torch.where(preds.isnan().any(dim=1), -1, preds.argmax(dim=1))
     kept, classes = target != _IGNORED, preds.shape[1]
     if not bool(kept.all()):
-        found, target = found[kept], target[kept]
+        labels, target = labels[kept], target[kept]
     odd = target[(target < 0) | (target >= classes)]
     if len(odd):
         raise ShapeError(
@@ -57,7 +57,7 @@ def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             f"{int(odd[0])}. HINT: give the model as many outputs as there are classes; a label of "
             f"{_IGNORED} leaves a position out."
         )
-    return found, target
+    return labels, target
 
 
 def has_one_logit_each(preds: Tensor, target: Tensor) -> bool:

@@ -171,10 +171,10 @@ class CostLedger:
         return steps / max(int(counted.sum()), 1)
 
     def before(self, round: int) -> CostLedger:
-        """Return a ledger with the entries of the rounds before one.
+        """Return a ledger with the entries of earlier rounds alone.
 
         Args:
-            round: 0-based.
+            round: The first round that is left out, 0-based.
         """
         ledger = CostLedger(self.num_rounds)
         rows = self._table()

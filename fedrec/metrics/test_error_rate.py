@@ -22,7 +22,7 @@ class TestErrorRate(Metric):
     position where there are several; positions with the label -100 are left out, as in torch's
     `cross_entropy`. One logit for each label: a label of 1 is predicted where the logit is above 0.
     With several such labels a sample (multi-label) the rate is the fraction of all labels that are
-    wrong, and not of samples with a wrong one.
+    wrong, and not of samples with a wrong label.
 
     Shape:
         - `preds`: logits $(B, C)$ or $(B, C, ...)$; one logit for each label, $(B,)$, $(B, 1)$ or

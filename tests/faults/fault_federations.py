@@ -193,8 +193,8 @@ def good_updates(update: torch.Tensor) -> dict[str, torch.Tensor]:
 class _Odd(QuadraticClient):
     """Behaves in each round as a schedule says."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.schedule: dict[int, str] = {}
         self.last: torch.Tensor | None = None
 
@@ -216,7 +216,7 @@ class _Odd(QuadraticClient):
 class _Random(ClientSampler):
     """Draws cohorts as a schedule says."""
 
-    def __init__(self, cohorts: tuple[tuple[str, ...], ...] = ()) -> None:
+    def __init__(self, *, cohorts: tuple[tuple[str, ...], ...] = ()) -> None:
         self.cohorts = cohorts
 
     def sample(self, client_ids: Any, t: int, seed: int) -> list[str]:
@@ -231,7 +231,10 @@ def schedule(rng: random.Random, folder: Path) -> Facts:
     """R13: clients that are silent, late, or send nonsense, in cohorts at random; then recover."""
     plain = quadratic_federation(num_clients=6, num_malicious=1, seed=rng.randrange(100))
     rounds = rng.randrange(3, 9)
-    clients = [_Odd(c.client_id, c.hessian, c.centre, rng.randrange(1, 9)) for c in plain.clients]
+    clients = [
+        _Odd(c.client_id, c.hessian, c.centre, num_samples=rng.randrange(1, 9))
+        for c in plain.clients
+    ]
     ids = [c.client_id for c in clients]
     cohorts = []
     counts: Facts = {}

@@ -98,7 +98,7 @@ def test_min_max_and_min_sum(
     honest = draw(3)
     x = known(honest, full_knowledge)
     expected = searched(x, direction(x, kind), allowed)
-    for row in sent(attack(kind, full_knowledge), honest, mask):
+    for row in sent(attack(perturbation=kind, full_knowledge=full_knowledge), honest, mask):
         np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Clipping client updates: to a norm, to a radius around a centre, to the norm of another one."""
+"""Clipping client updates: to a norm, to a radius around a centre, to another update's norm."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ def majority_cluster(distances: Tensor) -> Tensor:
     r"""Find the densest group of more than half of the clients.
 
     The group is the smallest set of at least $\lfloor m/2 \rfloor + 1$ clients that single linkage
-    joins. It is what HDBSCAN with this `min_cluster_size` and a single cluster allowed returns: no
-    two clusters can be so large, so it cuts its tree where the one there is would fall apart.
+    joins. It is what HDBSCAN with this `min_cluster_size` and a single cluster allowed returns: two
+    clusters of that size cannot exist, so the tree is cut where the only one would fall apart.
 
     Args:
         distances: Shape $(m, m)$, symmetric.
@@ -64,10 +64,11 @@ def majority_cluster(distances: Tensor) -> Tensor:
 def largest_mode(points: Tensor) -> Tensor:
     r"""Find the largest cluster by mean shift with a flat kernel.
 
-    The bandwidth is the mean distance of a point to the nearest half of them, the point included
-    (to the farthest of these). Every point moves to the mean of the points within the bandwidth
-    until none moves any more. Modes within the bandwidth of a more populous one are dropped, and
-    every point belongs to the nearest mode within the bandwidth, or to none.
+    The bandwidth is the distance from a point to the farthest of the half of the points that is
+    nearest to it, itself included, averaged over the points. Every point moves to the mean of the
+    points within the bandwidth until no point moves any more. Modes within the bandwidth of a more
+    populous one are dropped, and every point belongs to the nearest mode within the bandwidth, or
+    to none.
 
     Args:
         points: Shape $(m, p)$.
@@ -95,12 +96,12 @@ def largest_mode(points: Tensor) -> Tensor:
         if moved <= _TOLERANCE * bandwidth:
             break
     populations = (_distances(modes, points) <= bandwidth).sum(dim=1).tolist()
-    found = sorted(zip(populations, modes.tolist(), strict=True), reverse=True)
+    ranked = sorted(zip(populations, modes.tolist(), strict=True), reverse=True)
     kept: list[Tensor] = []
-    for _, mode in found:
-        one = torch.tensor([mode], dtype=torch.float64)
-        if not kept or bool((_distances(one, torch.cat(kept)) > bandwidth).all()):
-            kept.append(one)
+    for _, mode in ranked:
+        candidate = torch.tensor([mode], dtype=torch.float64)
+        if not kept or bool((_distances(candidate, torch.cat(kept)) > bandwidth).all()):
+            kept.append(candidate)
     nearest = _distances(points, torch.cat(kept)).min(dim=1)
     labels = torch.where(nearest.values <= bandwidth, nearest.indices, len(kept))
     sizes = labels.bincount(minlength=len(kept))[: len(kept)]

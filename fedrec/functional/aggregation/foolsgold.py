@@ -12,10 +12,10 @@ _ROUNDING = 1e-9
 
 
 def foolsgold_weights(similarity: Tensor, confidence: float = 1.0) -> Tensor:
-    r"""Give clients less weight, the more like another one they are.
+    r"""Give clients less weight, the more they are like another client.
 
-    With $v_i = \max_{j \ne i} c_{ij}$ (at least 0), a client is pardoned for its likeness to one
-    that is more like others, $c_{ij} \leftarrow c_{ij} v_i / v_j$ where $v_j > v_i$. Then
+    With $v_i = \max_{j \ne i} c_{ij}$ (at least 0), the likeness of a client to another that is
+    more like others is reduced, $c_{ij} \leftarrow c_{ij} v_i / v_j$ where $v_j > v_i$. Then
     $\alpha_i = 1 - \max_{j \ne i} c_{ij}$ is divided by the largest, and
 
     $$\alpha_i \leftarrow \kappa \left(\ln \frac{\alpha_i}{1 - \alpha_i} + \frac12\right)$$

@@ -34,8 +34,8 @@ def weiszfeld(
     \lVert x_i - z \rVert^2 = K_{ii} - 2 (K a)_i + a^\top K a$$
 
     Args:
-        gram: Inner products $K$ of the points around one in the middle of them, shape $(m, m)$,
-            see `gram_matrix`.
+        gram: Inner products $K$ of the points, taken around a point in the middle of them, shape
+            $(m, m)$, see `gram_matrix`.
         weights: $\alpha_i$, non-negative with sum 1, shape $(m,)$. They are the first $a_i$.
         smoothing: $\nu$ as a fraction of the points' median distance from that middle, so that it
             is as good for points close together: no distance counts as shorter.

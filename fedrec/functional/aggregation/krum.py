@@ -59,8 +59,8 @@ def bulyan_selection(distances: Tensor, num_byzantine: int) -> Tensor:
 
     Each time, Krum's choice among the $r$ clients that are left is taken out, with the sum over
     $k = \max(r - f - 2, 1)$ neighbours among them. With $k = 1$ the two clients that are nearest to
-    each other have the same score: then it is the one whose next neighbour is nearer. Distances are
-    sorted once.
+    each other have the same score: then the client whose next neighbour is nearer is taken.
+    Distances are sorted once.
 
     Args:
         distances: Squared distances, shape $(m, m)$.

@@ -67,7 +67,7 @@ def choose_kernel(
         dtype: Of the updates.
 
     Returns:
-        One of `KERNELS`. Inside `use_kernel` it is the one named there, where that is able.
+        One of `KERNELS`. Inside `use_kernel` it is the kernel named there, where that kernel can.
 
     Examples:
         >>> choose_kernel(torch.device("cpu"), num_clients=20, num_parameters=650)

@@ -54,8 +54,8 @@ def caf_shares(gram: Tensor, num_byzantine: int) -> Tensor:
     $$c_i \leftarrow c_i \left(1 - \frac{\tau_i}{\max_{c_j > 0} \tau_j}\right), \qquad
     \tau_i = \langle v, x_i - \mu_c \rangle^2$$
 
-    as long as $\sum_i c_i > m - 2f$. Every pass takes at least one client out, and all that are
-    equal to it. Of all $c$ on the way, the one with the smallest largest eigenvalue counts.
+    as long as $\sum_i c_i > m - 2f$. Every pass takes out at least one client, with all clients
+    equal to it. Of the weights $c$ of all passes, those with the smallest largest eigenvalue count.
 
     Args:
         gram: Inner products of the points, shape $(m, m)$, float64, see `gram_matrix`; best around
@@ -80,12 +80,13 @@ def caf_shares(gram: Tensor, num_byzantine: int) -> Tensor:
         values, vectors = torch.linalg.eigh(roots[:, None] * centered * roots)
         if values[-1] < smallest:
             smallest, best = float(values[-1]), shares
-        # Of the top eigenvector of the covariance, times the square root of its eigenvalue.
+        # Along the top eigenvector of the covariance, times the square root of its eigenvalue.
         projections = (centered @ (roots * vectors[:, -1])).square()
         largest = projections[weights > 0].max()
         if largest <= 0:  # all that are left are equal
             return best
-        # Equal points go together. What rounding left of one would count as the farthest again.
+        # Equal points go together. Otherwise what rounding leaves of a weight would count as the
+        # farthest point again.
         left = 1 - projections / largest
         weights = weights * torch.where(left > _TIE, left, 0.0)
         if weights.sum() <= m - 2 * num_byzantine:

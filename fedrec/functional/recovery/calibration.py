@@ -13,7 +13,7 @@ def calibrate(historical: Tensor, new: Tensor) -> Tensor:
 
     $$ \tilde u_i = \lVert \bar g_i \rVert \, \frac{g_i}{\lVert g_i \rVert} $$
 
-    for $\bar g_i$ the historical and $g_i$ the new update; 0 where the new one is.
+    for $\bar g_i$ the historical and $g_i$ the new update; 0 where the new update is 0.
 
     Args:
         historical: $\bar g$, shape $(m, d)$.

@@ -55,10 +55,10 @@ def test_bounds_that_do_not_hold_are_errors(cls: type) -> None:
     with pytest.raises(ConfigurationError, match="Expected `num_byzantine`"):
         cls(Median(), num_byzantine=0.5)
     with pytest.raises(AggregationError, match=f"{cls.__name__} needs m >= 2f"):
-        cls(Median(), 3)(torch.ones(6, 1))
+        cls(Median(), num_byzantine=3)(torch.ones(6, 1))
     with pytest.raises(AggregationError, match="Cannot trim"):
-        cls(TrimmedMean(trim=3), 0.1)(torch.ones(6, 1))
-    assert cls(FedAvg(), 0.2)(torch.ones(11, 1)).item() == pytest.approx(1.0)
+        cls(TrimmedMean(trim=3), num_byzantine=0.1)(torch.ones(6, 1))
+    assert cls(FedAvg(), num_byzantine=0.2)(torch.ones(11, 1)).item() == pytest.approx(1.0)
 
 
 def test_buckets_are_counted_for_the_rule() -> None:
