@@ -7,9 +7,9 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -17,6 +17,7 @@ from fedrec.exceptions import HistoryError
 from fedrec.history.base import HistoryStore
 from fedrec.history.codecs.rows import unaided_until
 from fedrec.history.conversion import is_small
+from fedrec.history.rounds import RoundArrays
 from fedrec.history.view import HistoryView
 from fedrec.types import RoundRecord
 
@@ -30,13 +31,24 @@ _MOST_BYTES = 2**22
 _ALL_ROOM = _MOST_BYTES + 1
 
 
+@runtime_checkable
+class Stages(Protocol):
+    """A store that can do most of `append` before it is the round's turn to be written."""
+
+    def stage(self, arrays: RoundArrays) -> Any:
+        """Do all of `append` but to write; the arrays may change from then on."""
+
+    def write_staged(self, rounds: Sequence[Any], before_commit: Callable[[], None]) -> None:
+        """Append what `stage` returned, in one transaction."""
+
+
 class BackgroundWriter:
     """Writes rounds in order, while others are computed.
 
     A round is handed over when the one before is stored: memory stays at two rounds, however slow
     the disk. Of small rounds up to 8, or 4 MiB, may wait: those that come while the disk is busy
     are written together, and wait for it once. What a small round takes of Python's lock is taken
-    before `write` returns, if the disk is idle (`HistoryStore.stage`, `write_staged`): two threads
+    before `write` returns, if the disk is idle (`Stages`): two threads
     that fight for the lock take longer than one after the other. A large round is encoded by this
     one thread, and by others as soon as someone waits for it.
 
@@ -46,6 +58,7 @@ class BackgroundWriter:
 
     def __init__(self, history: HistoryStore) -> None:
         self._history = history
+        self._staging = history if isinstance(history, Stages) else None
         self._thread = ThreadPoolExecutor(1, "fedrec-history-writer", initializer=_give_way)
         self._changed = threading.Condition()
         self._waiting: list[Any] = []  # for the thread: staged rounds, or one that was not
@@ -65,7 +78,9 @@ class BackgroundWriter:
         size = record.updates.nbytes if is_small(record) else _ALL_ROOM
         self._wait_for_room(size)
         try:
-            staged = self._history.stage(record)
+            staged = None
+            if self._staging is not None and is_small(record):
+                staged = self._staging.stage(self._history.to_arrays(record))
         except HistoryError:
             self.wait()  # raises if one before it could not be stored
             raise
@@ -104,8 +119,8 @@ class BackgroundWriter:
                 may_go_on.set()
                 with unaided_until(lambda: self._is_waited_for):
                     self._history.write_round(taken[0])
-            elif taken:
-                self._history.write_staged(taken, may_go_on.set)
+            elif taken and self._staging is not None:
+                self._staging.write_staged(taken, may_go_on.set)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that computes
             with self._changed:
                 self._error = error
