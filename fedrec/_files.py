@@ -18,6 +18,11 @@ def csv_text(lines: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
+def temporary_of(path: Path) -> Path:
+    """Return where `write_atomically` writes a file before it takes its place."""
+    return path.with_name(path.name + ".tmp")
+
+
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that after a crash either the old or the new content is there, whole.
 
@@ -27,7 +32,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         private: Whether it is for its owner alone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = temporary_of(path)
     temporary.unlink(missing_ok=True)  # of a process that was killed here
     mode = 0o600 if private else 0o666
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

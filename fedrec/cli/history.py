@@ -176,10 +176,6 @@ def _forget(args: argparse.Namespace, progress: Progress) -> _Outcome:
         rounds = ", ".join(map(str, done.aggregates))
         lines.append(f"Replaced the aggregate, which was one of these updates, of round {rounds}.")
     lines += [f"Removed {path}." for path in done.removed]
-    lines.append(
-        f"Searched {done.bytes_searched:,} bytes for {done.probes} pieces of these updates, and "
-        "found none."
-    )
     return result, "\n".join(lines), 0
 
 

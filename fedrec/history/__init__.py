@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedrec._lazy import lazy
 
 if TYPE_CHECKING:
+    from fedrec._derived import register_derived
     from fedrec.history.base import HistoryStore
     from fedrec.history.codecs import Codec, Encoded, register_codec
     from fedrec.history.lmdb.damage import Damage
@@ -50,6 +51,7 @@ __all__ = [
     "info",
     "new_key",
     "register_codec",
+    "register_derived",
     "repair",
 ]
 
@@ -82,6 +84,7 @@ __getattr__, __dir__ = lazy(
         "info": "fedrec.history.tools.info",
         "new_key": "fedrec.history.lmdb.encryption",
         "register_codec": "fedrec.history.codecs",
+        "register_derived": "fedrec._derived",
         "repair": "fedrec.history.tools.repair",
     },
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from torch import Tensor
 
+from fedrec._derived import register_derived
 from fedrec._files import csv_text, write_atomically
 from fedrec.functional.consistency import row_cosines
 from fedrec.functional.recovery.relative_errors import relative_errors
@@ -60,6 +61,7 @@ class EstimateErrors:
     Args:
         folder: Where diagnostics.csv is written, or `None` for no file.
         first_round: Rows from this round on are dropped from an existing file.
+        without: Clients that are not compared.
 
     Examples:
         >>> import torch
@@ -70,7 +72,10 @@ class EstimateErrors:
         (0.2, 0.99)
     """
 
-    def __init__(self, folder: Path | None, first_round: int) -> None:
+    def __init__(
+        self, folder: Path | None, first_round: int, without: Collection[str] = ()
+    ) -> None:
+        self._without = without
         self._path = None if folder is None else folder / "diagnostics.csv"
         self._file: TextIO | None = None
         self.rows: list[EstimateError] = []
@@ -96,6 +101,7 @@ class EstimateErrors:
         if self._path is None:
             return
         if self._file is None:
+            register_derived(self._path, without=self._without)
             write_atomically(self._path, csv_text([EstimateError._fields, *self.rows]).encode())
             self._file = self._path.open("a", newline="", encoding="utf-8")
         else:

@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from pytorch_lightning import LightningModule
 
+from fedrec._derived import register_derived
 from fedrec._files import write_atomically
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
@@ -242,6 +243,11 @@ class RunFolder:
         """Write a JSON file so that after a crash the old or the new one is there, whole."""
         text = json.dumps(value, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
+
+    def write_detection(self, value: Mapping[str, Any]) -> None:
+        """Write the file of the detection, which has a score of each client."""
+        register_derived(self.path / DETECTION, keys=("result", "scores"))
+        self.write(DETECTION, value)
 
     def result(self, name: str | Path, spec: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return what a finished step left behind, if it was asked to do the same."""

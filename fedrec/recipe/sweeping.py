@@ -280,8 +280,7 @@ class _Run:
         spec = {"detector": config.get("detector")}
         for other in (recording, *others):
             if folder.result(DETECTION, spec) is None and other.result(DETECTION, spec) is not None:
-                stored = (other.path / DETECTION).read_bytes()
-                write_atomically(folder.path / DETECTION, stored)
+                folder.write_detection(other.read(DETECTION) or {})
         nodes = config.get("recoverers") or []
         if nodes and others and excluded_clients(folder, config) is None:
             run(point.recipe, folder=folder.path, steps=["detect"], progress=self.progress)

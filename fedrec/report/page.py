@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedrec._derived import register_derived
 from fedrec._files import write_atomically
 from fedrec.report.parts import document
 from fedrec.report.run import Run, styles_of
@@ -25,5 +26,7 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     run = Run(Path(folder))
     main = sections(run, styles_of(run.results["recipe"]))
     path = run.folder / "report.html" if output is None else Path(output)
+    if output is None:
+        register_derived(path)  # it shows scores of single clients
     write_atomically(path, document(run.name, "fedrec run", headline(run), main))
     return path

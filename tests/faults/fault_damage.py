@@ -22,7 +22,7 @@ from fault_stores import IDS, D, Facts, arrays, fork, kept, manifest, record, sa
 
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
 from fedrec.history import LMDBHistory
-from fedrec.history.lmdb import pages, vectors
+from fedrec.history.lmdb import pages
 from fedrec.history.lmdb.records import NAMES, Recording
 from fedrec.history.tools.info import info
 
@@ -76,7 +76,6 @@ def reading(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str
     """
     errors: dict[str, str] = {}
     wrong = []
-    vectors._LARGE = 0  # in this process, small vectors are read as large ones are
     try:
         store = LMDBHistory(path)
         rounds = store.rounds()
@@ -99,7 +98,6 @@ def reading(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str
 
 def going_on(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str, Any]:
     """Append a round to a history that may be damaged, and read it all again."""
-    vectors._LARGE = 0  # as in `reading`, which found nothing
     store = LMDBHistory(path)
     try:
         store.append(arrays(ROUNDS))

@@ -255,7 +255,7 @@ def schedule(rng: random.Random, folder: Path) -> Facts:
         history,
         max_rounds=rounds,
         server_lr=0.1,
-        sampler=_Random(tuple(cohorts)),
+        sampler=_Random(cohorts=tuple(cohorts)),
         on_bad_update="drop",
     )
     for t in range(rounds):

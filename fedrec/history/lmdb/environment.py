@@ -25,8 +25,7 @@ from fedrec.exceptions import (
     HistoryFullError,
 )
 from fedrec.history.lmdb.errors import foreign, full_disk, in_use, write_error
-from fedrec.history.lmdb.mapped import MappedFile
-from fedrec.history.lmdb.pages import PAGE_HEADER_BYTES, require_sound_pages
+from fedrec.history.lmdb.pages import require_sound_pages
 
 __all__ = ["Environment", "beside", "put_in_place"]
 
@@ -75,7 +74,6 @@ class Environment:
         try:
             self._lock(fcntl.LOCK_SH, "being compacted or repaired")
             self._env = _open_lmdb(directory, map_size, sync)
-            self.file = MappedFile(self._data)
         except BaseException:
             os.close(self._use)
             raise
@@ -239,10 +237,6 @@ class Environment:
         pages = _META_PAGES + _pages(self._env.stat())
         return pages * self._page_bytes + sum(self.stored_bytes(txn, name) for name in DATABASES)
 
-    def pages_bytes(self, num_bytes: int) -> int:
-        """Return the bytes of the pages that a value of so many bytes has to itself."""
-        return -(-(PAGE_HEADER_BYTES + num_bytes) // self._page_bytes) * self._page_bytes
-
     def num_bytes(self) -> int:
         """Return the size of the file."""
         return self._data.stat().st_size
@@ -293,7 +287,6 @@ class Environment:
 
     def _close(self) -> None:
         self._env.close()
-        self.file.close()
         os.close(self._use)
 
     def _check_size(self) -> None:

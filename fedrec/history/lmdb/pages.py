@@ -15,7 +15,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PAGE_HEADER_BYTES", "require_sound_pages"]
+__all__ = ["require_sound_pages"]
 
 # The file format of LMDB 0.9, on a little-endian machine with 64 bits.
 _META = np.dtype(
@@ -26,7 +26,7 @@ _META = np.dtype(
         "itemsize": 152,
     }
 )
-PAGE_HEADER_BYTES = 16
+_PAGE_HEADER_BYTES = 16
 _NODE_BYTES, _NO_PAGE = 8, 2**64 - 1
 _BRANCH, _LEAF = 1, 2  # kinds of pages
 _BIG, _TREE = 1, 2  # kinds of nodes: the value has pages of its own, or is another tree
@@ -140,11 +140,11 @@ class _Walk:
         if (
             int(page[:8].view("<u8")[0]) != number
             or kind not in (_BRANCH, _LEAF)
-            or not PAGE_HEADER_BYTES < lower <= upper <= self._page_bytes
+            or not _PAGE_HEADER_BYTES < lower <= upper <= self._page_bytes
             or lower % 2
         ):
             raise _broken(f"page {number} is not a page of keys")
-        nodes = words[PAGE_HEADER_BYTES // 2 : lower // 2].astype(np.int64)
+        nodes = words[_PAGE_HEADER_BYTES // 2 : lower // 2].astype(np.int64)
         if (nodes % 2).any() or (nodes < upper).any():
             raise _broken(f"page {number} has keys outside of it")
         self._require_inside(nodes + _NODE_BYTES)
@@ -164,7 +164,7 @@ class _Walk:
         self._require_inside(data + np.where(big, 8, sizes))
         words = page[data[big, None] + np.arange(8)].view("<u8")[:, 0]
         first = np.minimum(words, self._num_pages).astype(np.int64)
-        behind = first - -(PAGE_HEADER_BYTES + sizes[big]) // self._page_bytes
+        behind = first - -(_PAGE_HEADER_BYTES + sizes[big]) // self._page_bytes
         if (first < _META_PAGES).any() or (behind > self._num_pages).any():
             raise _broken("a value is beyond the end")
         self._runs.append(np.stack([first, behind], axis=1))
@@ -178,7 +178,7 @@ class _Walk:
         for start, size, kind in zip(leaf.starts, leaf.sizes, leaf.kinds, strict=True):
             data = leaf.page[start : start + size].tobytes()
             if kind == _BIG:
-                data = self._read(int(start), PAGE_HEADER_BYTES + int(size))[PAGE_HEADER_BYTES:]
+                data = self._read(int(start), _PAGE_HEADER_BYTES + int(size))[_PAGE_HEADER_BYTES:]
             count = int.from_bytes(data[:8], "little")
             if size % 8 or 8 * count + 8 > size:
                 raise _broken("a list of free pages is cut")

@@ -21,7 +21,6 @@ from fedrec.history.lmdb.records import (
     BUFFERS,
     FORGOTTEN,
     GLOBAL_WEIGHTS,
-    HEADER_BYTES,
     REPAIRS,
     ROUND,
     Recording,
@@ -190,8 +189,7 @@ class Snapshot:
         rows = [row[c] for c in wanted_ids]
 
         arrays, wanted = self._wanted(entry, rows)
-        stored = sorted(entry["present"][k] for k in row.values())
-        damage = self._vectors.read(t, wanted, stored)
+        damage = self._vectors.read(t, wanted)
         if damage:
             raise DamagedRecordError(recording.history, damage[0])
         return arrays
@@ -201,7 +199,7 @@ class Snapshot:
         left = {self.recording.indices[c] for c in self.recording.pending}
         rows = [k for k in self.kept(entry) if entry["present"][k] not in left]
         _, wanted = self._wanted(entry, rows)
-        return self._vectors.look_up(entry["round"], wanted)
+        return self._vectors.read(entry["round"], wanted)
 
     def payload(
         self, t: int, database: str, index: int, checksum: str
@@ -220,10 +218,10 @@ class Snapshot:
         wanted = Wanted(database, index, checksum, codec, np.empty(0, np.float32))
         return self._vectors.payload(t, wanted, size), codec.id, size
 
-    def stored_payload(self, t: int, index: int) -> memoryview | None:
-        """Return a client's update as it lies on disk, unchecked; `None` if it is not stored."""
+    def holds(self, t: int, index: int) -> bool:
+        """Whether a client's update lies on disk, unchecked."""
         cursor = self._environment.cursor(self._txn, "updates")
-        return cursor.value()[HEADER_BYTES:] if cursor.set_key(key(t, index)) else None
+        return bool(cursor.set_key(key(t, index)))
 
     def locked_damage(self, t: int) -> list[Damage]:
         """Return what is damaged in round `t`, as far as that can be told without keys."""

@@ -217,7 +217,6 @@ class Recording:
         dtype: int = JSON,
         size: int | None = None,
         checksum: int | None = None,
-        payload: memoryview | None = None,
     ) -> memoryview:
         """Check a record that was found under a key, and return its payload, decrypted.
 
@@ -229,14 +228,12 @@ class Recording:
             dtype: `JSON` or `FLOAT32`.
             size: Numbers in the payload; by default its bytes.
             checksum: Checksum it must have, where that is known from elsewhere.
-            payload: Its payload, where `record` is the header alone.
 
         Raises:
             HistoryCorruptedError: If it is not the record that was written there.
             HistoryKeyError: If it is encrypted and the keys are not known.
         """
-        if payload is None:
-            payload = record[HEADER_BYTES:]
+        payload = record[HEADER_BYTES:]
         sealed = self._seals(index)
         if size is None:
             size = max(0, len(payload) - OVERHEAD if sealed else len(payload))

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +26,9 @@ from fedrec.history.lmdb.records import NAMES, ROUND, Recording, canonical, dige
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import BROKEN_CHAIN
 from fedrec.history.tools.info import history_folder
+from fedrec.history.tools.npz import UNREADABLE
 
-__all__ = ["FORMAT", "MANIFEST_FILE", "Export", "export_history", "round_file"]
+__all__ = ["FORMAT", "MANIFEST_FILE", "Export", "export_history", "exported", "round_file"]
 
 FORMAT = "fedrec history export 1"
 MANIFEST_FILE = "manifest.json"
@@ -123,6 +124,18 @@ def export_history(
 def round_file(t: int) -> str:
     """Return the name of a round's file."""
     return f"round-{t:06d}.npz"
+
+
+def exported(folder: Path, client_ids: Collection[str]) -> Iterator[Path]:
+    """Yield the files of exports below a folder that have to do with clients, or are broken."""
+    for path in sorted(folder.rglob("round-*.npz")):
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                concerned = not set(client_ids).isdisjoint(arrays["present"].tolist())
+        except UNREADABLE:
+            concerned = True  # of an export that was killed
+        if concerned:
+            yield path
 
 
 def _write(snapshot: Snapshot, new: Path, progress: Callable[[int], None] | None) -> Export:

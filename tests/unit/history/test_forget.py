@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fedrec import FederatedLoop, Federation, LightningClient
+from fedrec._derived import forget_derived
 from fedrec.aggregators import TrimmedMean
 from fedrec.cli.main import main
 from fedrec.data import Digits
@@ -38,13 +39,15 @@ from fedrec.history import (
     export_history,
     forget,
     info,
+    register_derived,
     repair,
 )
 from fedrec.history.lmdb.records import FORGOTTEN, Recording
-from fedrec.history.lmdb.scan import Probes
 from fedrec.history.rounds import RoundArrays
-from fedrec.loop.checkpoint import save_state
 from fedrec.models import MLP
+from fedrec.recipe import load_recipe
+from fedrec.recipe import run as run_recipe
+from fedrec.recipe.folder import RunFolder
 from fedrec.recoverers import FedRecover
 
 IDS = tuple(f"client-{i}" for i in range(5))
@@ -130,7 +133,6 @@ def test_no_piece_is_left_and_the_others_stay(
     done = forget(folder, ["client-2"])
     assert (done.clients, done.updates, done.aggregates) == (("client-2",), 3, ())
     assert done.keys == (("client-2",) if encrypted else ())
-    assert 3 * 4 <= done.probes <= 3 * 8
     left = everything(folder)
     for data in gone:
         for piece in pieces(data):
@@ -352,63 +354,86 @@ def test_what_another_client_sent_too_stays(
 # -- other files of the run -----------------------------------------------------------------------
 
 
-def test_other_files_of_the_run(
-    run: Callable[..., Path], arrays: Callable[..., RoundArrays]
-) -> None:
+def test_other_files_of_the_run(run: Callable[..., Path]) -> None:
+    """What is registered goes; what holds nothing of the client stays, and so does the rest."""
     folder = run("int8", encrypted=True)
-    with LMDBHistory(folder / "history") as history:
-        decoded = history.read_round(1).updates.numpy()
-    exports = folder / "exports"
-    exports.mkdir()
-    np.savez(exports / "round-1.npz", updates=decoded)
-    np.savez_compressed(exports / "packed.npz", update=decoded[2])
-    np.savez(exports / "others.npz", updates=decoded[[0, 1, 3, 4]])
-    (exports / "cache.bin").write_bytes(b"odd" + decoded[2].tobytes())
     (folder / "history" / "new").mkdir()
     (folder / "history" / "new" / "data.mdb").write_bytes(b"left by a kill")
     for name, exclude in (("with", ["client-0"]), ("without", ["client-2", "client-0"])):
-        save_state(
-            folder / "recover" / name / "checkpoint.npz",
-            {"identity": {"exclude": exclude}, "recoverer": {"pairs": torch.ones(3)}},
-        )
-        (folder / "recover" / name / "checkpoint.npz.tmp").write_bytes(b"half")
-        compared = "client-0" if "client-2" in exclude else "client-2"
-        (folder / "recover" / name / "diagnostics.csv").write_text(
-            f"client_id,round,relative_error,cosine\n{compared},9,0.5,0.9\n"
-        )
-    (folder / "recover" / "broken").mkdir()
-    (folder / "recover" / "broken" / "checkpoint.npz").write_bytes(b"PK")
+        recovery = folder / "recover" / name
+        for file in ("checkpoint.npz", "diagnostics.csv"):
+            register_derived(recovery / file, without=exclude)
+            (recovery / file).write_bytes(b"of those that are not excluded")
+        (recovery / "checkpoint.npz.tmp").write_bytes(b"half")
+        (recovery / "ledger.csv").write_bytes(b"of nobody's update")
+    register_derived(folder / "norms.npy")
+    (folder / "norms.npy").write_bytes(b"mine")
     scores = {"client-0": 0.5, "client-2": 0.9}
-    (folder / "detection.json").write_text(
-        json.dumps({"spec": {}, "result": {"malicious": ["client-2"], "scores": scores}})
+    RunFolder(folder).write_detection(
+        {"spec": {}, "result": {"malicious": ["client-2"], "scores": scores}}
     )
-    (folder / "report.html").write_text("0.9")
-    (folder / "record").mkdir(exist_ok=True)
-    (folder / "record" / "aggregator.npz").write_bytes(b"the sum of what each client sent")
     outside = folder.parent / "outside.bin"
-    outside.write_bytes(decoded[2].tobytes())
+    outside.write_bytes(b"not in the run")
     (folder / "link").symlink_to(outside)
+    register_derived(folder / "link")
 
     done = forget(folder, ["client-2"])
     assert {str(p.relative_to(folder)) for p in done.removed} == {
-        "exports/round-1.npz",
-        "exports/packed.npz",
-        "exports/cache.bin",
         "recover/with/checkpoint.npz",
         "recover/with/checkpoint.npz.tmp",
         "recover/with/diagnostics.csv",
         "recover/without/checkpoint.npz.tmp",
-        "recover/broken/checkpoint.npz",
-        "record/aggregator.npz",
-        "report.html",
+        "norms.npy",
+        "link",
     }
     assert not any(path.exists() for path in done.removed)
     assert not (folder / "history" / "new").exists()
-    assert (exports / "others.npz").exists()
     assert (folder / "recover" / "without" / "checkpoint.npz").exists()
-    assert outside.exists()  # not in the run
+    assert (folder / "recover" / "without" / "diagnostics.csv").exists()
+    assert (folder / "recover" / "with" / "ledger.csv").exists()
+    assert outside.exists()
     stored = json.loads((folder / "detection.json").read_text())["result"]
     assert stored == {"malicious": ["client-2"], "scores": {"client-0": 0.5}}
+
+
+RECIPE = """
+data: {class_path: Digits, init_args: {num_clients: 5}}
+model: {class_path: MLP, init_args: {in_features: 64, hidden: [8]}}
+aggregator: FoolsGold
+detector: NormOutlier
+loop: {checkpoint_every: 0}
+record: {max_rounds: 12, server_lr: 0.05}
+recover: {exclude: [client-0]}
+recoverers:
+  - class_path: FedRecover
+    label: method
+    init_args: {warmup_rounds: 3, correction_period: 3, final_rounds: 1, diagnose: true}
+"""
+
+
+def test_whoever_writes_something_of_single_clients_registers_it(tmp_path: Path) -> None:
+    """A run with a rule that has a memory, a recovery that compares, and a detector."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    folder = tmp_path / "runs" / "all"
+    for steps in (["record"], ["detect"], ["recover"]):
+        run_recipe(load_recipe(recipe), folder=folder, steps=steps, progress=False)
+    assert (folder / "recover" / "method" / "diagnostics.csv").exists()
+    export_history(folder, folder / "plain")
+    with LMDBHistory(folder / "history") as history:
+        sent = [history.read_round(t, ["client-2"]).updates.numpy().tobytes() for t in range(12)]
+    done = forget(folder, ["client-2"])
+    left = everything(folder)
+    assert all(piece not in left for update in sent for piece in pieces(update))
+    scores = json.loads((folder / "detection.json").read_text())["result"]["scores"]
+    assert set(scores) == {"client-0", "client-1", "client-3", "client-4"}
+    assert not set(done.removed) & set(folder.rglob("*"))
+    assert {str(p.relative_to(folder)) for p in done.removed if p.parent.name != "plain"} == {
+        "record/aggregator.npz",
+        "recover/method/checkpoint.npz",
+        "recover/method/diagnostics.csv",
+        "report.html",
+    }
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
@@ -439,24 +464,21 @@ def test_a_history_alone_is_not_taken_for_a_run(
     assert beside.exists()
 
 
-def test_probes_are_found_wherever_they_lie(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    vectors = [generator.standard_normal(500, dtype=np.float32).tobytes() for _ in range(20)]
-    probes = Probes()
-    assert [probes.add(vector) for vector in vectors] == [4] * 20
-    assert probes.add(bytes(2000)) == 0
-    assert probes.add(vectors[0][:63]) == 0
-    filler = generator.bytes(2**20)
-    for shift in range(8):
-        # One at the very start, one across the border of what is read at once, one at the end.
-        data = vectors[0] + filler[: 2**20 - 2000 - 900 + shift] + vectors[1]
-        data += filler[:shift] + vectors[2]
-        path = tmp_path / "file"
-        path.write_bytes(data)
-        assert probes.find(path) == {p for p in probes.pieces if p in data}
-        assert len(probes.find(path)) == 12
-    (tmp_path / "short").write_bytes(b"abc")
-    assert probes.find(tmp_path / "short") == set()
+def test_the_last_line_about_a_file_counts(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for exclude in (["a"], ["b"], ["b"]):
+        register_derived(one, without=exclude)
+    register = tmp_path / "derived.jsonl"
+    assert register.read_text().count("one") == 2
+    with register.open("a") as file:
+        file.write('\n{"file": "other", "wi')  # a power cut
+    one.write_text("of a")
+    other.write_text("not registered yet")
+    assert list(forget_derived(tmp_path, ["b"])) == []
+    register_derived(other, keys=["scores"])
+    other.write_text("no JSON")
+    assert list(forget_derived(tmp_path, ["b"])) == [other]
+    assert list(forget_derived(tmp_path, ["a", "b"])) == [one]
 
 
 # -- mistakes, and others who have it open --------------------------------------------------------
@@ -531,6 +553,7 @@ def test_killed_and_finished(
     with LMDBHistory(path) as history:
         others = [history.read_round(t, KEPT).updates for t in range(3)]
         decoded = history.read_round(1, ["client-2"]).updates.numpy().tobytes()
+    register_derived(folder / "export.bin")
     (folder / "export.bin").write_bytes(decoded)
     gone = [raw_records(path)["updates", t, 2][48:] for t in range(3)] + [decoded]
     assert run_script(_KILL, folder, moment).strip() == "-9"
