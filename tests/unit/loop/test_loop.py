@@ -635,6 +635,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         "ledger.csv",
         "model.ckpt",
         "checkpoint.npz",
+        "derived.jsonl",
     }
     module = MLP.load_from_checkpoint(folder / "model.ckpt")
     assert torch.equal(federation.layout.flatten(module), result.global_weights)
