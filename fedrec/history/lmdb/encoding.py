@@ -17,7 +17,7 @@ from fedrec.history.lmdb.records import (
     BUFFERS,
     FLOAT32,
     GLOBAL_WEIGHTS,
-    Recording,
+    StoredManifest,
 )
 from fedrec.history.rounds import RoundArrays, largest_magnitudes, not_finite
 
@@ -56,7 +56,7 @@ class Value(NamedTuple):
     known: float | Row | None = None
 
 
-def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
+def values_of(record: RoundArrays, recording: StoredManifest) -> list[Value]:
     """List a round's vectors in the order of their keys.
 
     Raises:
@@ -86,7 +86,7 @@ def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
     return values
 
 
-def encode(recording: Recording, t: int, value: Value) -> Stored:
+def encode(recording: StoredManifest, t: int, value: Value) -> Stored:
     """Return the record of a vector of round `t`.
 
     Raises:
@@ -155,7 +155,7 @@ def split(values: list[Value], num_bytes: int) -> Iterator[list[Value]]:
 
 
 def round_entry(
-    record: RoundArrays, recording: Recording, previous: str, stored: dict[int, Stored]
+    record: RoundArrays, recording: StoredManifest, previous: str, stored: dict[int, Stored]
 ) -> dict[str, Any]:
     """Return the round record."""
     index = recording.indices

@@ -31,9 +31,9 @@ from fedrec.history.lmdb.environment import DATA, Environment
 from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
-from fedrec.history.lmdb.pool import Buffers
+from fedrec.history.lmdb.pool import ArrayPool
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import MANIFEST, Recording, digest, key
+from fedrec.history.lmdb.records import MANIFEST, StoredManifest, digest, key
 from fedrec.history.lmdb.space import require_room_for_all
 from fedrec.history.lmdb.staged import StagedRound, append
 from fedrec.history.manifest import Manifest
@@ -142,9 +142,9 @@ class LMDBHistory(HistoryStore):
         sync_every: int = 1,
     ) -> None:
         self._environment: Environment | None = None
-        self._pool = Buffers(_host_memory)
+        self._pool = ArrayPool(_host_memory)
         self._lock: WriterLock | None = None
-        self._recording: Recording | None = None
+        self._recording: StoredManifest | None = None
         # Next round and hash of the round record before: of what is stored, and of what is staged.
         self._tail: tuple[int, str] | None = None
         self._ahead: list[tuple[int, str]] = []
@@ -197,7 +197,7 @@ class LMDBHistory(HistoryStore):
         if self.master_key is not None:
             manifest = dataclasses.replace(manifest, encryption=CIPHER)
             master = master_key(self.master_key, self._directory)
-        recording = Recording(str(self.path), manifest)
+        recording = StoredManifest(str(self.path), manifest)
         self._check_empty()
         require_room_for_all(self._directory, recording.manifest, self.map_size)
         self.close()  # what this store had open before, if that was deleted
@@ -488,7 +488,7 @@ class LMDBHistory(HistoryStore):
         self._open().sync()
         self._unsynced = 0
 
-    def _load(self) -> Recording:
+    def _load(self) -> StoredManifest:
         if self._recording is None:
             recording = load(str(self.path), self._open(), self.master_key)
             if self.codec not in (None, recording.codec.name):
