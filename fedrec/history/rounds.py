@@ -76,6 +76,15 @@ class RoundArrays:
         departure: Why the executor had left its plan by then, if it had.
         dropped: Those of `client_ids` whose updates are not here, and not to be stored.
         encoded: What a store has made of each update already, in row order, if it has.
+
+    Examples:
+        >>> arrays = RoundArrays(
+        ...     round=0, global_weights=np.zeros(2, np.float32), client_ids=("a", "b"),
+        ...     updates=np.array([[1, -2], [4, 5]], np.float32), num_samples=np.array([10, 20]),
+        ...     aggregate=np.array([3, 4], np.float32),
+        ... )
+        >>> arrays.magnitudes(), arrays.select(["b"]).updates.tolist()
+        ([2.0, 5.0], [[4.0, 5.0]])
     """
 
     round: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,9 +89,37 @@ def test_the_bytes_are_those_of_a_recording_without_one(
                 history.write_round(record)
                 if seen is not None:
                     assert torch.equal(seen, history.read_round(t).updates)
-                assert history._encoded is None
     files = [(tmp_path / name / "data.mdb").read_bytes() for name in ("watched", "alone")]
     assert files[0] == files[1]
+
+
+def test_a_round_may_be_encoded_while_the_one_before_is_not_yet_written(
+    tmp_path: Path, manifest: Manifest, arrays: Make, encoded: list[int]
+) -> None:
+    with LMDBHistory(tmp_path, codec="int8") as history:
+        history.begin(manifest)
+        encoded.clear()
+        records = [to_record(arrays(t)) for t in range(2)]
+        seen = [history.as_stored(record.updates) for record in records]
+        for t, record in enumerate(records):
+            history.write_round(record)
+            assert torch.equal(seen[t], history.read_round(t).updates)
+    assert len(encoded) == 2 * 5
+
+
+def test_what_was_encoded_goes_with_the_updates_or_is_written(
+    tmp_path: Path, manifest: Manifest, arrays: Make
+) -> None:
+    with LMDBHistory(tmp_path, codec="int8") as history:
+        history.begin(manifest)
+        record = to_record(arrays(0))
+        history.as_stored(record.updates)
+        history.as_stored(to_record(arrays(1)).updates)  # nobody has them any more
+        assert list(history._encoded) == [id(record.updates)]
+        history.write_round(record)
+        assert history._encoded == {}
+        history.as_stored(record.updates)
+        assert pickle.loads(pickle.dumps(history))._encoded == {}
 
 
 def test_other_updates_than_those_asked_about_are_encoded(

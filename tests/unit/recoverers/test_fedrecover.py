@@ -162,10 +162,10 @@ def test_the_threshold_is_found_without_reading_rounds_that_cannot_raise_it(
     class Counting(MemoryHistory):
         def __init__(self) -> None:
             super().__init__()
-            self.read: list[int] = []
+            self.reads: list[int] = []
 
         def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
-            self.read.append(t)
+            self.reads.append(t)
             return super().read_round(t, client_ids)
 
     history = Counting()
@@ -179,16 +179,16 @@ def test_the_threshold_is_found_without_reading_rounds_that_cannot_raise_it(
         allowed = int(tolerance_rate * magnitudes.size + 1e-9)
         per_round.append(float(np.sort(magnitudes)[::-1][allowed]))
         largest[t] = float(magnitudes.max())
-    history.read.clear()
+    history.reads.clear()
     recoverer = FedRecover(tolerance_rate=tolerance_rate)
     recoverer.start(HistoryView(history, remaining), 30)
     threshold = recoverer.diagnostics()["abnormality_threshold"]
     assert threshold == max(per_round)
     order = sorted(largest, key=largest.__getitem__, reverse=True)
-    assert history.read == order[: len(history.read)]
-    assert all(largest[t] <= threshold for t in order[len(history.read) :])
+    assert history.reads == order[: len(history.reads)]
+    assert all(largest[t] <= threshold for t in order[len(history.reads) :])
     if tolerance_rate == 0:  # the largest of all decides, and one more shows that it does
-        assert len(history.read) == 2
+        assert len(history.reads) == 2
 
 
 class Mean(FedAvg):
