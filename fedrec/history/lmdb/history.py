@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -31,9 +32,9 @@ from fedrec.history.lmdb.environment import DATA, Environment
 from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
-from fedrec.history.lmdb.pool import Buffers
+from fedrec.history.lmdb.pool import ArrayPool
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import MANIFEST, Recording, digest, key
+from fedrec.history.lmdb.records import MANIFEST, StoredManifest, digest, key
 from fedrec.history.lmdb.space import require_room_for_all
 from fedrec.history.lmdb.staged import StagedRound, append
 from fedrec.history.manifest import Manifest
@@ -142,15 +143,15 @@ class LMDBHistory(HistoryStore):
         sync_every: int = 1,
     ) -> None:
         self._environment: Environment | None = None
-        self._pool = Buffers(_host_memory)
+        self._pool = ArrayPool(_host_memory)
         self._lock: WriterLock | None = None
-        self._recording: Recording | None = None
+        self._recording: StoredManifest | None = None
         # Next round and hash of the round record before: of what is stored, and of what is staged.
         self._tail: tuple[int, str] | None = None
         self._ahead: list[tuple[int, str]] = []
         self._unsynced = 0  # rounds written
-        # What `as_stored` made of the updates of the round that is to be written next.
-        self._encoded: tuple[Tensor, list[Row]] | None = None
+        # What `as_stored` made of updates, by their identity, until they are written or gone.
+        self._encoded: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
         self.path = Path(path)
@@ -197,7 +198,7 @@ class LMDBHistory(HistoryStore):
         if self.master_key is not None:
             manifest = dataclasses.replace(manifest, encryption=CIPHER)
             master = master_key(self.master_key, self._directory)
-        recording = Recording(str(self.path), manifest)
+        recording = StoredManifest(str(self.path), manifest)
         self._check_empty()
         require_room_for_all(self._directory, recording.manifest, self.map_size)
         self.close()  # what this store had open before, if that was deleted
@@ -346,7 +347,7 @@ class LMDBHistory(HistoryStore):
     def as_stored(self, updates: Tensor) -> Tensor:
         """Return updates that are to be written as `read_round` would return them afterwards.
 
-        They are encoded for that. When the round with these updates is written next, it is not done
+        They are encoded for that; when a round with these very updates is written, it is not done
         again.
 
         Args:
@@ -363,7 +364,8 @@ class LMDBHistory(HistoryStore):
         from fedrec.history.conversion import to_array
 
         rows, decoded = encode_rows(codec, to_array(updates))
-        self._encoded = updates, rows
+        key, encoded = id(updates), self._encoded
+        encoded[key] = weakref.ref(updates, lambda _: encoded.pop(key, None)), rows
         return torch.from_numpy(decoded).to(updates.device)
 
     def to_arrays(self, record: RoundRecord) -> RoundArrays:
@@ -373,11 +375,8 @@ class LMDBHistory(HistoryStore):
             ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
         """
         arrays = super().to_arrays(record)
-        encoded = self._encoded
-        if encoded is None or encoded[0] is not record.updates:
-            return arrays
-        self._encoded = None
-        return dataclasses.replace(arrays, encoded=encoded[1])
+        encoded = self._encoded.pop(id(record.updates), None)
+        return arrays if encoded is None else dataclasses.replace(arrays, encoded=encoded[1])
 
     @property
     def is_locked(self) -> bool:
@@ -441,8 +440,9 @@ class LMDBHistory(HistoryStore):
         """Let go of the files and of the right to write. The history can be used again."""
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
-        self._recording = self._tail = self._encoded = None
+        self._recording = self._tail = None
         self._ahead = []
+        self._encoded.clear()
         unsynced, self._unsynced = self._unsynced, 0
         try:
             if unsynced and environment is not None and environment.pid == os.getpid():
@@ -460,8 +460,9 @@ class LMDBHistory(HistoryStore):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail", "_encoded"))
-        return {**self.__dict__, **unshared, "_ahead": [], "_unsynced": 0, "path": self._directory}
+        unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
+        fresh = {"_ahead": [], "_encoded": {}, "_unsynced": 0, "path": self._directory}
+        return {**self.__dict__, **unshared, **fresh}
 
     def _check_empty(self) -> None:
         if not self.is_empty:
@@ -488,7 +489,7 @@ class LMDBHistory(HistoryStore):
         self._open().sync()
         self._unsynced = 0
 
-    def _load(self) -> Recording:
+    def _load(self) -> StoredManifest:
         if self._recording is None:
             recording = load(str(self.path), self._open(), self.master_key)
             if self.codec not in (None, recording.codec.name):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffers"]
+__all__ = ["ArrayPool"]
 
 # One that is worked on, one that is read ahead, one that its reader is about to let go.
 _MOST = 3
@@ -23,11 +23,11 @@ def _empty(size: int) -> NDArray[np.float32]:
     return np.empty(size, np.float32)
 
 
-class Buffers:
+class ArrayPool:
     """Hands out arrays that nobody else holds, and takes back those that were let go.
 
-    New memory has to be mapped and cleared page by page, which takes as long as filling it. A
-    buffer is free when nothing refers to it, no view and no tensor either: what was handed out
+    New memory has to be mapped and cleared page by page, which takes as long as filling it. An
+    array is free when nothing refers to it, no view and no tensor either: what was handed out
     never changes while anyone can see it. As long as one is held, free ones are kept; with the last
     one they all go.
 
@@ -35,11 +35,11 @@ class Buffers:
         allocate: Returns a new flat float32 array of a size, which is no view of another array.
 
     Examples:
-        >>> buffers = Buffers()
-        >>> first, second = buffers.take(1024, 512), buffers.take(1024, 512)
+        >>> pool = ArrayPool()
+        >>> first, second = pool.take(1024, 512), pool.take(1024, 512)
         >>> address = first.ctypes.data
         >>> del first
-        >>> buffers.take(1024, 512).ctypes.data == address
+        >>> pool.take(1024, 512).ctypes.data == address
         True
     """
 
@@ -68,7 +68,7 @@ class Buffers:
             weakref.finalize(array, self._let_go).atexit = False
             return array
 
-    def __reduce__(self) -> tuple[type[Buffers], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[ArrayPool], tuple[object, ...]]:
         return type(self), (self._allocate,)  # what it keeps is of no use elsewhere
 
     def _is_free(self, k: int) -> bool:

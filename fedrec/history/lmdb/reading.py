@@ -15,7 +15,7 @@ from fedrec.history.lmdb.audit import broken_entries
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.entries import read_entry
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.pool import Buffers
+from fedrec.history.lmdb.pool import ArrayPool
 from fedrec.history.lmdb.records import (
     AGGREGATE,
     BUFFERS,
@@ -23,7 +23,7 @@ from fedrec.history.lmdb.records import (
     GLOBAL_WEIGHTS,
     REPAIRS,
     ROUND,
-    Recording,
+    StoredManifest,
     digest,
     key,
 )
@@ -40,18 +40,18 @@ class Snapshot:
         recording: The recording that is read.
         environment: Where it is.
         txn: A read transaction of the environment; nothing that is returned depends on it.
-        buffers: Where memory for updates comes from.
+        pool: Where memory for updates comes from.
     """
 
     def __init__(
         self,
-        recording: Recording,
+        recording: StoredManifest,
         environment: Environment,
         txn: lmdb.Transaction[memoryview],
-        buffers: Buffers | None = None,
+        pool: ArrayPool | None = None,
     ) -> None:
         self.recording = recording
-        self._buffers = buffers or Buffers()
+        self._pool = pool or ArrayPool()
         self._environment = environment
         self._txn = txn
         self._vectors = VectorReader(recording, environment, txn)
@@ -246,7 +246,7 @@ class Snapshot:
         ids, manifest = self.recording.client_ids, self.recording.manifest
         d, b = manifest.num_parameters, manifest.num_buffers
         present = entry["present"]
-        updates = self._buffers.take(len(rows), d)
+        updates = self._pool.take(len(rows), d)
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
         buffers = np.empty(b, manifest.buffer_dtype) if b else None
         wanted = [

@@ -10,7 +10,7 @@ from itertools import chain
 from fedrec.history.codecs.rows import stream_rows
 from fedrec.history.lmdb.encoding import Stored, Value, encode, round_entry, split, values_of
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.records import ROUND, Recording, canonical, digest, key
+from fedrec.history.lmdb.records import ROUND, StoredManifest, canonical, digest, key
 from fedrec.history.lmdb.space import require_room
 from fedrec.history.rounds import RoundArrays
 
@@ -40,7 +40,7 @@ class StagedRound:
     """
 
     def __init__(
-        self, record: RoundArrays, recording: Recording, previous: str, transaction_bytes: int
+        self, record: RoundArrays, recording: StoredManifest, previous: str, transaction_bytes: int
     ) -> None:
         self.round = record.round
         self.previous = previous
@@ -64,7 +64,9 @@ class StagedRound:
         for records in self._lazy:
             records.close()
 
-    def _encoded(self, recording: Recording, group: list[Value]) -> Generator[_Record, None, None]:
+    def _encoded(
+        self, recording: StoredManifest, group: list[Value]
+    ) -> Generator[_Record, None, None]:
         as_record = partial(encode, recording, self.round)
         with closing(stream_rows(as_record, group, self.num_bytes)) as made:
             for value, one in zip(group, made, strict=True):
@@ -72,7 +74,9 @@ class StagedRound:
                 self._stored[index] = one._replace(data=b"")
                 yield value.database, key(self.round, index), one.data
 
-    def _sealed(self, record: RoundArrays, recording: Recording) -> Generator[_Record, None, None]:
+    def _sealed(
+        self, record: RoundArrays, recording: StoredManifest
+    ) -> Generator[_Record, None, None]:
         entry = round_entry(record, recording, self.previous, self._stored)
         data, _ = recording.pack(self.round, ROUND, canonical(entry))
         self.digest = digest(data)
@@ -81,7 +85,7 @@ class StagedRound:
 
 def append(
     rounds: Sequence[StagedRound],
-    recording: Recording,
+    recording: StoredManifest,
     environment: Environment,
     before_commit: Callable[[], None] | None,
     *,

@@ -145,9 +145,7 @@ def test_what_is_kept_is_there_and_nothing_else(
             assert history.index(t).bounds == bounds
             if len(kept) < 4:
                 lost = next(c for c in IDS[:4] if c not in kept)
-                with pytest.raises(
-                    RoundNotFoundError, match=rf"keeps updates of .*`index\({t}\)\.kept`"
-                ):
+                with pytest.raises(RoundNotFoundError, match=rf"`index\({t}\)\.kept`"):
                     history.read_round(t)
                 with pytest.raises(RoundNotFoundError, match=lost):
                     history.read_round(t, [lost])

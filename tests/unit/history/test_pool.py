@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedrec.history import LMDBHistory
 from fedrec.history.conversion import to_record
 from fedrec.history.lmdb.history import _host_memory as host_memory
-from fedrec.history.lmdb.pool import Buffers
+from fedrec.history.lmdb.pool import ArrayPool
 
 SHAPE = (4, 2**17)  # two megabytes
 
@@ -25,8 +25,8 @@ def of_torch(size: int) -> NDArray[np.float32]:
 
 
 @pytest.fixture(params=[host_memory, of_torch])
-def buffers(request: pytest.FixtureRequest) -> Buffers:
-    return Buffers(request.param)
+def pool(request: pytest.FixtureRequest) -> ArrayPool:
+    return ArrayPool(request.param)
 
 
 def address(array: NDArray[np.float32]) -> int:
@@ -45,50 +45,50 @@ def address(array: NDArray[np.float32]) -> int:
         lambda array: torch.from_numpy(array).view(torch.int32).unbind()[0],
     ],
 )
-def test_what_is_held_is_not_handed_out(buffers: Buffers, hold: Callable[..., object]) -> None:
-    other = buffers.take(*SHAPE)  # while one is held, free ones are kept
-    first = buffers.take(*SHAPE)
+def test_what_is_held_is_not_handed_out(pool: ArrayPool, hold: Callable[..., object]) -> None:
+    other = pool.take(*SHAPE)  # while one is held, free ones are kept
+    first = pool.take(*SHAPE)
     where = address(first)
     held = hold(first)
     del first
-    assert address(buffers.take(*SHAPE)) not in (where, address(other))
+    assert address(pool.take(*SHAPE)) not in (where, address(other))
     del held
-    assert where in {address(array) for array in (buffers.take(*SHAPE), buffers.take(*SHAPE))}
+    assert where in {address(array) for array in (pool.take(*SHAPE), pool.take(*SHAPE))}
 
 
-def test_all_memory_goes_with_the_last_array(buffers: Buffers) -> None:
-    first, second = buffers.take(*SHAPE), buffers.take(*SHAPE)
-    assert len(buffers._kept) == 2
+def test_all_memory_goes_with_the_last_array(pool: ArrayPool) -> None:
+    first, second = pool.take(*SHAPE), pool.take(*SHAPE)
+    assert len(pool._kept) == 2
     del first
-    assert len(buffers._kept) == 2
+    assert len(pool._kept) == 2
     del second
-    assert buffers._kept == []
+    assert pool._kept == []
 
 
-def test_free_memory_of_another_size_is_given_up(buffers: Buffers) -> None:
-    first = buffers.take(*SHAPE)
-    buffers.take(*SHAPE)
-    second = buffers.take(5, 2**17)
+def test_free_memory_of_another_size_is_given_up(pool: ArrayPool) -> None:
+    first = pool.take(*SHAPE)
+    pool.take(*SHAPE)
+    second = pool.take(5, 2**17)
     assert second.shape == (5, 2**17)
-    assert sorted(kept.size for kept in buffers._kept) == [first.size, second.size]
+    assert sorted(kept.size for kept in pool._kept) == [first.size, second.size]
 
 
-def test_no_more_than_three_are_kept(buffers: Buffers) -> None:
-    held = [buffers.take(*SHAPE) for _ in range(5)]
-    assert len(buffers._kept) == 3
+def test_no_more_than_three_are_kept(pool: ArrayPool) -> None:
+    held = [pool.take(*SHAPE) for _ in range(5)]
+    assert len(pool._kept) == 3
     assert len({address(array) for array in held}) == 5
 
 
-def test_small_arrays_are_not_kept(buffers: Buffers) -> None:
-    held = buffers.take(3, 5)
+def test_small_arrays_are_not_kept(pool: ArrayPool) -> None:
+    held = pool.take(3, 5)
     assert held.shape == (3, 5)
-    assert buffers._kept == []
+    assert pool._kept == []
 
 
 def test_a_pickled_one_is_empty_and_has_the_same_memory() -> None:
-    buffers = Buffers(host_memory)
-    held = buffers.take(*SHAPE)
-    copy = pickle.loads(pickle.dumps(buffers))
+    pool = ArrayPool(host_memory)
+    held = pool.take(*SHAPE)
+    copy = pickle.loads(pickle.dumps(pool))
     assert copy._kept == []
     assert copy._allocate is host_memory
     assert held.shape == SHAPE
