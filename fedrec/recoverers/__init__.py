@@ -4,6 +4,7 @@ from fedrec.recoverers.base import Recoverer, ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.crab import Crab
 from fedrec.recoverers.estimators import (
+    AnchoredLBFGS,
     Estimates,
     Estimator,
     HistoricalUpdate,
@@ -21,6 +22,7 @@ from fedrec.recoverers.train_from_scratch import TrainFromScratch
 from fedrec.recoverers.update_filter import UpdateFilter
 
 __all__ = [
+    "AnchoredLBFGS",
     "Crab",
     "Estimates",
     "Estimator",

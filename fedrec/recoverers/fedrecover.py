@@ -17,6 +17,7 @@ from fedrec.random import torch_generator
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.estimators import (
+    AnchoredLBFGS,
     Estimator,
     HistoricalUpdate,
     PairedLBFGS,
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 _ESTIMATORS: dict[str, type[Estimator]] = {
     "paired": PairedLBFGS,
     "paper": PaperLBFGS,
+    "anchored": AnchoredLBFGS,
     "history": HistoricalUpdate,
 }
 
@@ -70,8 +72,10 @@ class FedRecover(ReplayRecoverer):
         final_rounds: $T_f$, 0 for no final tuning.
         estimator: What makes the estimates: an `Estimator`, or the name of one at its defaults:
             `"paired"`, `PairedLBFGS`, the paper's method; `"paper"`, `PaperLBFGS`, the paper's
-            literal reading; `"history"`, `HistoricalUpdate`, a control. `"none"`, stored as `None`,
-            for no step at all in the other rounds (the paper's variant without approximation).
+            literal reading; `"anchored"`, `AnchoredLBFGS`, which also holds where the recorded
+            model is far away; `"history"`, `HistoricalUpdate`, a control. `"none"`, stored as
+            `None`, for no step at all in the other rounds (the paper's variant without
+            approximation).
         start_round: Round to start in, where it is known that the attack began no earlier: from its
             recorded weights, with $T_w$ counted from there. Rounds before it cost nothing and count
             in the ACP; $\tau$ is found in the rounds from there on.
