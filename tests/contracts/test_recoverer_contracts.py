@@ -2,6 +2,7 @@
 
 from fedrec.federation import Federation
 from fedrec.recoverers import (
+    AnchoredLBFGS,
     Crab,
     FedEraser,
     FedRecover,
@@ -99,6 +100,28 @@ class TestFedRecoverPaper(RecovererContract):
 
     def make_exact(self) -> Recoverer:
         return FedRecover(warmup_rounds=4, correction_period=1, estimator="paper")
+
+
+class TestFedRecoverAnchored(RecovererContract):
+    def make(self) -> Recoverer:
+        return FedRecover(
+            warmup_rounds=4, correction_period=3, tolerance_rate=0.1, estimator="anchored"
+        )
+
+    def make_exact(self) -> Recoverer:
+        return FedRecover(warmup_rounds=4, correction_period=1, estimator="anchored")
+
+
+class TestFedRecoverAnchoredAndMeasured(RecovererContract):
+    def make(self) -> Recoverer:
+        estimator = AnchoredLBFGS(gain="measured", history_weight="client", buffer_size=1)
+        return FedRecover(
+            warmup_rounds=3,
+            correction_period=2,
+            final_rounds=1,
+            tolerance_rate=0.1,
+            estimator=estimator,
+        )
 
 
 class TestFedRecoverWithoutEstimates(RecovererContract):

@@ -37,7 +37,7 @@ class Measured(FedRecover):
         return super().step(t, global_weights, ctx)
 
 
-@pytest.mark.parametrize("estimator", ["paired", "history"])
+@pytest.mark.parametrize("estimator", ["paired", "anchored", "history"])
 def test_distance_stays_below_the_bound(estimator: str) -> None:
     federation, history = quadratic_federation(size=6), MemoryHistory()
     loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, logger=False)

@@ -17,6 +17,7 @@ from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe
 from fedrec.recipe.schema import build_parts
 from fedrec.recoverers import (
+    AnchoredLBFGS,
     Estimates,
     Estimator,
     FedRecover,
@@ -30,6 +31,7 @@ from fedrec.testing.problems import quadratic_federation
 NAMES = [
     ("paired", PairedLBFGS()),
     ("paper", PaperLBFGS()),
+    ("anchored", AnchoredLBFGS()),
     ("history", HistoricalUpdate()),
     ("none", None),
 ]
@@ -70,6 +72,14 @@ def test_warm_up_is_longer_than_pairs_are_many(kind: Any) -> None:
         ("paper", "PaperLBFGS(buffer_size=2)"),
         ("none", "None"),
         ("{class_path: HistoricalUpdate}", "HistoricalUpdate()"),
+        (
+            "{class_path: AnchoredLBFGS, init_args: {gain: 0.3, history_weight: client}}",
+            "AnchoredLBFGS(gain=0.3, history_weight='client', buffer_size=2)",
+        ),
+        (
+            "{class_path: AnchoredLBFGS, init_args: {gain: measured, history_weight: 1}}",
+            "AnchoredLBFGS(gain='measured', history_weight=1.0, buffer_size=2)",
+        ),
         (
             "{class_path: PairedLBFGS, init_args: {buffer_size: 3, negative_curvature: true}}",
             "PairedLBFGS(buffer_size=3, negative_curvature=True)",

@@ -1,0 +1,260 @@
+"""AnchoredLBFGS against float64 NumPy, client by client and with dense matrices."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec import Attack, FederatedLoop
+from fedrec.aggregators import FedAvg
+from fedrec.federation import ClientSampler
+from fedrec.history import MemoryHistory
+from fedrec.recoverers import AnchoredLBFGS, FedRecover, TrainFromScratch
+from fedrec.recoverers.estimators import Estimates
+from fedrec.testing.problems import quadratic_federation
+
+ROUNDS, LR = 60, 0.3
+WARMUP, PERIOD, FINAL, PAIRS = 5, 6, 3, 2
+EARLY = 18  # rounds after which no model is near its end
+
+
+class Reverse(Attack):
+    """Malicious clients send minus half their update."""
+
+    def craft(self, updates, malicious, ctx):
+        return torch.where(malicious[:, None], -0.5 * updates, updates)
+
+
+def bfgs_product(pairs: list[tuple[np.ndarray, np.ndarray]], v: np.ndarray) -> np.ndarray:
+    if not pairs:
+        return np.zeros_like(v)
+    s, y = pairs[-1]
+    b = (y @ s) / (s @ s) * np.eye(len(s))
+    for s, y in pairs:
+        bs = b @ s
+        b = b - np.outer(bs, bs) / (s @ bs) + np.outer(y, y) / (y @ s)
+    return b @ v
+
+
+class Client:
+    """What the server keeps of a client."""
+
+    def __init__(self, client) -> None:
+        self.hessian, self.centre = client.hessian.double().numpy(), client.centre.double().numpy()
+        self.size = client.num_samples
+        self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        self.round = None
+        self.behind = 0.0
+        self.beta = 1.0
+
+    def gradient(self, w: np.ndarray) -> np.ndarray:
+        return self.hessian @ (w - self.centre)
+
+    def estimate(self, w, wb, gb, beta=None, anchor=None) -> np.ndarray:
+        beta = self.beta if beta is None else beta
+        anchor = self.anchor if anchor is None else anchor
+        v = (w - self.w) - beta * (wb - self.wb)
+        return anchor + beta * (gb - self.gb) + bfgs_product(self.pairs, v)
+
+    def observe(self, t, w, wb, gb, g, anchor) -> None:
+        self.round, self.w, self.wb, self.gb, self.g, self.anchor = t, w, wb, gb, g, anchor
+        if (w - wb) @ (w - wb) > 0 and (g - gb) @ (w - wb) > 0:
+            self.pairs = [*self.pairs, (w - wb, g - gb)][-PAIRS:]
+
+
+def by_hand(federation, history, *, gain, history_weight, tau):
+    """Recover; returns the weights, the calls as (client, round), the gain and the weights beta."""
+    clients = {
+        c.client_id: Client(c)
+        for c in federation.clients
+        if c.client_id not in federation.malicious
+    }
+    if not isinstance(history_weight, str):
+        for client in clients.values():
+            client.beta = history_weight
+    k, used_before = (0.5 if gain == "measured" else gain), 1.0
+    products: list[dict[str, tuple[float, float]]] = []
+    first = history.read_round(0, ())
+    w, asked = first.global_weights.double().numpy(), []
+    for t in range(ROUNDS):
+        ids = [c for c in history.read_round(t).client_ids if c in clients]
+        record = history.read_round(t, ids)
+        wb = record.global_weights.double().numpy()
+        gbs = dict(zip(ids, record.updates.double().numpy(), strict=True))
+        everyone = t < WARMUP or t >= ROUNDS - FINAL or (t - WARMUP + 1) % PERIOD == 0
+        sent = {}
+        if everyone:
+            asked += [(c, t) for c in ids]
+            sent = {c: clients[c].gradient(w) for c in ids}
+        if everyone and t < ROUNDS - FINAL:
+            known = [c for c in ids if clients[c].round is not None]
+            errors, behind, found = {}, {}, {}
+            for c in known:
+                kept = clients[c]
+                errors[c] = sent[c] - kept.estimate(w, wb, gbs[c])
+                behind[c] = kept.g - kept.anchor
+                now = sent[c] - kept.estimate(w, wb, gbs[c], beta=0.0, anchor=kept.g)
+                then = gbs[c] - kept.gb - bfgs_product(kept.pairs, wb - kept.wb)
+                found[c] = (now @ then, then @ then)
+            anchors = dict(sent)
+            if t >= WARMUP and gain != 1:
+                for c in known:
+                    anchors[c] = sent[c] - (1 - k) * errors[c]
+                previous, used_before = used_before, k
+                filtered = [c for c in known if behind[c] @ behind[c] > 0]
+                if gain == "measured" and filtered and previous < 1:
+                    together = sum(errors[c] @ behind[c] for c in filtered) / (1 - previous)
+                    size = sum(errors[c] @ errors[c] for c in filtered)
+                    k = min(max(k + together / size / 2, 0.1), 0.9)
+            if known and isinstance(history_weight, str):
+                products = [*products, found][-3:]
+                total = {c: np.zeros(2) for c in clients}
+                for one in products:
+                    for c, values in one.items():
+                        total[c] += values
+                own, size = np.array(list(total.values())).T
+                pooled = np.clip(own.sum() / size.sum(), 0, 1)
+                for c, client in clients.items():
+                    client.beta = pooled
+                    if history_weight == "client":
+                        top = total[c][0] + size.mean() * pooled
+                        client.beta = np.clip(top / (total[c][1] + size.mean()), 0, 1)
+            for c in ids:
+                clients[c].observe(t, w, wb, gbs[c], sent[c], anchors[c])
+        elif not everyone:
+            for c in ids:
+                kept = clients[c]
+                if kept.round is not None:
+                    sent[c] = kept.estimate(w, wb, gbs[c])
+                if kept.round is None or np.abs(sent[c]).max() > tau:
+                    asked.append((c, t))
+                    sent[c] = kept.gradient(w)
+                    kept.observe(t, w, wb, gbs[c], sent[c], sent[c])
+        total_size = sum(clients[c].size for c in ids)
+        w = w - LR * sum(clients[c].size / total_size * sent[c] for c in ids)
+    return w, asked, k, np.mean([client.beta for client in clients.values()])
+
+
+CASES = [
+    {"gain": 0.5, "history_weight": "pooled"},
+    {"gain": 0.3, "history_weight": "client"},
+    {"gain": "measured", "history_weight": "pooled"},
+    {"gain": 1.0, "history_weight": 0.4},
+]
+
+
+@pytest.mark.parametrize("tau", [np.inf, 1.5])
+@pytest.mark.parametrize("arguments", CASES, ids=str)
+def test_trajectory_is_that_of_the_formula(arguments, tau: float) -> None:
+    federation = quadratic_federation(num_clients=8, size=6)
+    history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
+    # q2 joins in a round in which estimates are made, and q1 has anchors of other rounds.
+    sampler = ClientSampler(dropout=0.2, joins={"q2": 12}, leaves={"q5": 40})
+    options = {"max_rounds": ROUNDS, "server_lr": LR, "attack": Reverse(), "sampler": sampler}
+    loop.record(federation, FedAvg(), history, **options)
+    expected, asked, gain, weight = by_hand(federation, history, tau=tau, **arguments)
+    method = FedRecover(
+        warmup_rounds=WARMUP,
+        correction_period=PERIOD,
+        final_rounds=FINAL,
+        abnormality_threshold=None if np.isinf(tau) else tau,
+        tolerance_rate=None,
+        estimator=AnchoredLBFGS(**arguments),
+    )
+    result = loop.recover(federation, history, method, federation.malicious)
+    np.testing.assert_allclose(result.global_weights.numpy(), expected, atol=2e-4)
+    calls = [(e.client_id, e.round) for e in result.ledger.entries]
+    assert Counter(calls) == Counter(asked)
+    reasons = {e.reason for e in result.ledger.entries}
+    assert ("abnormality" in reasons) == (not np.isinf(tau))
+    assert "fallback" in reasons
+    assert result.diagnostics["gain"] == pytest.approx(gain, abs=1e-3)
+    assert result.diagnostics["history_weight"] == pytest.approx(weight, abs=1e-2)
+
+
+class ExactProducts:
+    """Stands in for the pairs: products with the clients' true Hessians."""
+
+    def __init__(self, hessians: torch.Tensor) -> None:
+        self.hessians, self.skipped = hessians, 0
+
+    def push(self, *arguments, **keywords) -> None:
+        """Nothing is to be learnt."""
+
+    def estimate(self, updates, v, rows) -> Estimates:
+        found = updates + self.hessians[rows] @ v
+        return Estimates(found, found.abs().amax(dim=1), torch.ones(len(rows), dtype=torch.bool))
+
+
+def recovered(federation, history, loop, estimator, **changes) -> torch.Tensor:
+    method = FedRecover(
+        **{"warmup_rounds": 3, "correction_period": 7, "final_rounds": 0, **changes},
+        tolerance_rate=None,
+        estimator=estimator,
+    )
+    result = loop.recover(federation, history, method, federation.malicious, max_rounds=EARLY)
+    return result.global_weights
+
+
+@pytest.fixture
+def reversed_training():
+    """A recording whose model is far from the recovered one, and what training again gives."""
+    federation = quadratic_federation(num_clients=5, size=6)
+    history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
+    scratch = loop.recover(
+        federation, history, TrainFromScratch(), federation.malicious, max_rounds=EARLY
+    )
+    return federation, history, loop, scratch.global_weights
+
+
+@pytest.mark.parametrize("period", [None, 7])
+@pytest.mark.parametrize("arguments", CASES, ids=str)
+def test_corollary_1_exact_products_give_training_from_scratch(
+    arguments, period, reversed_training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """g0 + beta dgb + A (dw - beta dwb) is A (w - c), as dgb is A dwb, whatever beta and K."""
+    federation, history, loop, scratch = reversed_training
+    hessians = torch.stack([c.hessian for c in federation.clients])
+    allocate = AnchoredLBFGS._allocate
+
+    def with_exact(self, weights) -> None:
+        allocate(self, weights)
+        self._pairs = ExactProducts(hessians)
+
+    monkeypatch.setattr(AnchoredLBFGS, "_allocate", with_exact)
+    estimator = AnchoredLBFGS(**arguments)
+    found = recovered(federation, history, loop, estimator, correction_period=period)
+    torch.testing.assert_close(found, scratch, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("arguments", CASES, ids=str)
+def test_corollary_1_with_pairs_that_are_exact(arguments) -> None:
+    """A multiple of the identity is what one pair gives exactly."""
+    federation = quadratic_federation(num_clients=5, size=6)
+    for client, curvature in zip(federation.clients, (0.5, 0.8, 1.0, 1.5, 2.0), strict=True):
+        client.hessian = curvature * torch.eye(6)
+    history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
+    scratch = loop.recover(
+        federation, history, TrainFromScratch(), federation.malicious, max_rounds=EARLY
+    )
+    found = recovered(federation, history, loop, AnchoredLBFGS(buffer_size=1, **arguments))
+    torch.testing.assert_close(found, scratch.global_weights, atol=2e-5, rtol=0)
+    # Without products the same rounds end elsewhere.
+    without = recovered(federation, history, loop, AnchoredLBFGS(buffer_size=0, **arguments))
+    assert float((without - scratch.global_weights).norm()) > 1e-3
+
+
+def test_it_is_the_papers_estimate_where_the_newest_pairs_fit(reversed_training) -> None:
+    """gb + dg0 + H (v - dw0) is gb + H v if H dw0 = dg0: here all curvature is positive."""
+    federation, history, loop, _ = reversed_training
+    found = recovered(federation, history, loop, AnchoredLBFGS(gain=1.0, history_weight=1.0))
+    torch.testing.assert_close(
+        found, recovered(federation, history, loop, "paired"), atol=2e-5, rtol=0
+    )
+    other = recovered(federation, history, loop, AnchoredLBFGS(gain=1.0, history_weight=0.5))
+    assert float((other - found).norm()) > 1e-3

@@ -1,0 +1,173 @@
+"""AnchoredLBFGS by hand: two clients, two parameters."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedrec.aggregators import FedAvg
+from fedrec.exceptions import ConfigurationError
+from fedrec.history import MemoryHistory
+from fedrec.loop import FederatedLoop
+from fedrec.recoverers import AnchoredLBFGS, FedRecover, PairedLBFGS
+from fedrec.testing.problems import quadratic_federation
+from fedrec.types import CohortUpdates, RoundRecord
+
+NONE = torch.zeros(2)
+
+
+def started(**arguments: Any) -> AnchoredLBFGS:
+    estimator = AnchoredLBFGS(**arguments)
+    estimator.start(SimpleNamespace(remaining=("a", "b")), range(10))  # type: ignore[arg-type]
+    return estimator
+
+
+def record(t: int, updates: list[list[float]], weights: Tensor = NONE, ids: str = "ab"):
+    sent = CohortUpdates(
+        client_ids=tuple(ids),
+        updates=torch.tensor(updates),
+        num_samples=torch.ones(len(ids), dtype=torch.int64),
+    )
+    return RoundRecord(round=t, global_weights=weights, sent=sent, aggregate=NONE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"gain": 0.0}, r"`gain` to be a finite number in \(0, 1\], but got 0.0"),
+        ({"gain": "kalman"}, r"`gain` to be a number in \(0, 1\], or \"measured\", but got 'kalm"),
+        ({"history_weight": 1.5}, r"`history_weight` to be a finite number in \[0, 1\], but got"),
+        ({"history_weight": "pool"}, r"`history_weight` to be a number in \[0, 1\], \"pooled\" or"),
+        ({"buffer_size": -1}, "`buffer_size` to be an integer of at least 0, but got -1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        AnchoredLBFGS(**arguments)
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(0.0, 5.0), (0.5, 6.0), (1.0, 7.0)])
+def test_it_adds_a_part_of_what_changed_in_the_recording(beta: float, expected: float) -> None:
+    estimator = started(history_weight=beta, buffer_size=0)
+    estimator.observe(
+        record(0, [[1.0, 0], [0, 0]]), torch.tensor([[5.0, 0], [0, 0]]), NONE, "warmup"
+    )
+    updates, largest, usable = estimator.estimate(record(1, [[3.0, 0], [0, 0]]), NONE)
+    torch.testing.assert_close(updates, torch.tensor([[expected, 0], [0, 0]]))
+    torch.testing.assert_close(largest, torch.tensor([expected, 0]))
+    assert usable.tolist() == [True, True]
+
+
+def test_whoever_was_never_asked_has_no_estimate() -> None:
+    estimator = started()
+    first = record(0, [[1.0, 2.0]], ids="b")
+    assert estimator.estimate(first, NONE).usable.tolist() == [False]
+    estimator.observe(first, torch.tensor([[7.0, 8.0]]), NONE, "fallback")
+    updates, _, usable = estimator.estimate(record(1, [[0.0, 0], [1.0, 2.0]]), NONE)
+    assert usable.tolist() == [False, True]
+    torch.testing.assert_close(updates[1], torch.tensor([7.0, 8.0]))
+
+
+def test_the_weight_of_history_is_a_regression_over_three_rounds() -> None:
+    """Both clients change by (1, 0) in the recording; a now by 0.5 of it, b by nothing."""
+    steps = torch.arange(5.0)[:, None, None] * torch.tensor([[1.0, 0], [1.0, 0]])
+    now = steps * torch.tensor([[0.5], [0.0]])
+    for kind, weights in (("pooled", [0.25, 0.25]), ("client", [0.375, 0.125])):
+        estimator = started(history_weight=kind, buffer_size=0)
+        for t in range(5):
+            estimator.observe(record(t, steps[t].tolist()), now[t], NONE, "warmup")
+        # 3 products of 0.5 and 0 each, over 3 of 1 each; shrunk halfway towards 0.25.
+        assert estimator._weights.tolist() == pytest.approx(weights)
+        assert estimator.diagnostics()["history_weight"] == pytest.approx(0.25)
+
+
+def test_the_anchor_is_between_prediction_and_exact_update() -> None:
+    estimator = started(gain=0.25, history_weight=0.0, buffer_size=0)
+    same = [[0.0, 0], [0, 0]]
+    estimator.observe(record(0, same), torch.tensor([[8.0, 0], [0, 0]]), NONE, "warmup")
+    # The prediction is 8, the exact update 4: 8 + (4 - 8) / 4.
+    estimator.observe(record(1, same), torch.tensor([[4.0, 0], [0, 0]]), NONE, "correction")
+    assert float(estimator.estimate(record(2, same), NONE).updates[0, 0]) == 7.0
+    # Whoever is asked alone had no prediction of use.
+    estimator.observe(record(2, same), torch.tensor([[4.0, 0], [0, 0]]), NONE, "abnormality")
+    assert float(estimator.estimate(record(3, same), NONE).updates[0, 0]) == 4.0
+
+
+@pytest.mark.parametrize(("exact", "gain"), [(12.0, 0.9), (5.0, 0.9), (2.0, 0.1), (4.0, 0.5)])
+def test_the_gain_goes_to_where_errors_do_not_correlate(exact: float, gain: float) -> None:
+    """The first error is 8, of which half is left in the anchor; the second is `exact` - 4."""
+    estimator = started(gain="measured", history_weight=0.0, buffer_size=0)
+    same, none = [[0.0, 0], [0, 0]], torch.zeros(2, 2)
+    estimator.observe(record(0, same), none, NONE, "warmup")
+    estimator.observe(record(1, same), none + torch.tensor([8.0, 0]), NONE, "correction")
+    assert estimator.diagnostics()["gain"] == 0.5  # one error tells nothing
+    estimator.observe(record(2, same), none + torch.tensor([exact, 0]), NONE, "correction")
+    # Half of 8 / (exact - 4) more, in [0.1, 0.9]; an error of 0 tells nothing.
+    assert estimator.diagnostics()["gain"] == gain
+
+
+def test_the_gain_moves_by_half_of_the_correlation() -> None:
+    estimator = started(gain="measured", history_weight=0.0, buffer_size=0)
+    same, none = [[0.0, 0], [0, 0]], torch.zeros(2, 2)
+    estimator.observe(record(0, same), none, NONE, "warmup")
+    estimator.observe(record(1, same), none + torch.tensor([1.0, 0]), NONE, "correction")
+    # Errors of 1, then of 4.5 - 0.5: 1 * 4 / 4^2 / 2 more than 0.5.
+    estimator.observe(record(2, same), none + torch.tensor([4.5, 0]), NONE, "correction")
+    assert estimator.diagnostics()["gain"] == pytest.approx(0.625)
+    # The next error is measured by the gain that made the anchor: 4.5 - 0.5 * 4 is 2.5.
+    found = estimator.estimate(record(3, same), NONE).updates
+    torch.testing.assert_close(found, none + torch.tensor([2.5, 0]))
+
+
+def test_a_pair_of_negative_curvature_is_not_used() -> None:
+    estimator, paired = (
+        started(gain=1.0, history_weight=1.0, buffer_size=1),
+        PairedLBFGS(buffer_size=1),
+    )
+    paired.start(SimpleNamespace(remaining=("a", "b")), range(10))  # type: ignore[arg-type]
+    w = torch.tensor([1.0, 0.0])
+    exact = torch.tensor([[2.0, 0], [-2.0, 0]])
+    for one in (estimator, paired):
+        one.observe(record(0, [[0.0, 0], [0, 0]]), exact, w, "warmup")
+    later = record(1, [[0.0, 0], [0, 0]])
+    # a: the Hessian is 2 there. b: no Hessian; it stays at its anchor, or at the recorded update.
+    torch.testing.assert_close(
+        estimator.estimate(later, 3 * w).updates, torch.tensor([[6.0, 0], [-2.0, 0]])
+    )
+    torch.testing.assert_close(
+        paired.estimate(later, 3 * w).updates, torch.tensor([[6.0, 0], [0.0, 0]])
+    )
+
+
+@pytest.mark.parametrize("keep", [{"every": 2}, {"last": 20}, {"clients": 3}], ids=str)
+def test_rounds_that_were_not_kept_move_no_anchor(keep: dict[str, int]) -> None:
+    federation, history = quadratic_federation(), MemoryHistory(keep=keep)
+    loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, logger=False)
+    loop.record(federation, FedAvg(), history, max_rounds=30, server_lr=0.3)
+    method = FedRecover(warmup_rounds=6, correction_period=5, final_rounds=3, estimator="anchored")
+    result = loop.recover(federation, history, method, ["q4"])
+    assert isinstance(method.estimator, AnchoredLBFGS)
+    kept = [t for t in range(27) if "q0" in history.index(t).kept]
+    asked = {e.round for e in result.ledger.entries if e.client_id == "q0"}
+    newest = max((t for t in kept if t in asked), default=-1)
+    assert int(method.estimator._round[0]) == newest
+    assert asked >= set(range(30)) - set(kept)
+    scratch = loop.recover(federation, history, FedRecover(correction_period=1), ["q4"])
+    torch.testing.assert_close(result.global_weights, scratch.global_weights, atol=1e-3, rtol=0)
+
+
+def test_it_tells_what_it_keeps() -> None:
+    estimator = started()
+    rows = 2 * (2 + 4) + 2 + 2
+    assert estimator.kept_bytes(2, 100) == rows * 100 * 4
+
+
+def test_a_state_can_be_taken_over_before_anything_was_observed() -> None:
+    other = AnchoredLBFGS()
+    other.load_state_dict(started().state_dict())
+    first = record(0, [[1.0, 0], [0, 0]])
+    assert other.estimate(first, NONE).usable.tolist() == [False, False]
