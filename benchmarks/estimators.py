@@ -9,12 +9,12 @@ over seeds and does nothing else.
 The settings are those of `benchmarks/paper_figures.py` (50 clients, 500 rounds, a hidden layer of
 32, 10 clients malicious, trim attack, trimmed mean; and the stand-in for Purchase), the recipes of
 the quickstarts and the coffee break, and the paper's CNN with 20 clients. Exactly the malicious
-clients are excluded. TER, ASR and ACP are fractions, `fixes` the updates that a client was asked
-for because its estimate was abnormal or could not be made; `gain` and `history_weight` those of the
-last round. `ter_late` is the mean of the last five evaluations, a twentieth of the rounds apart and on
-2,000 test images: where the learning rate is at the edge, the TER of one round is luck. `distance` is
-that to the weights of training from scratch, divided by their norm. A setting takes 1 to 30 minutes on one core, and up to 3 GB of disk, which its recording
-gives back unless `--keep`.
+clients are excluded. TER, ASR and ACP are fractions. `ter_late` is the mean of the last five
+evaluations, a twentieth of the rounds apart and on 2,000 test images: where the learning rate is at
+the edge, the TER of one round is luck. `distance` is that to the weights of training from scratch,
+divided by their norm; `fixes` the updates that a client was asked for because its estimate was
+abnormal or could not be made; gain and weights are those of the last round. A setting takes
+1 to 30 minutes on one core, and up to 3 GB of disk, which its recording gives back unless `--keep`.
 """
 
 from __future__ import annotations
@@ -90,19 +90,21 @@ def anchored(**arguments: Any) -> FedRecover:
 RULES: dict[str, Recoverer] = {
     "scratch": TrainFromScratch(),
     "paired": FedRecover(),
-    "K=1": anchored(gain=1.0),
     "K=0.5": anchored(gain=0.5),
     "K=0.3": anchored(gain=0.3),
+    "K by spacing": anchored(gain="spacing"),
     "K measured": anchored(gain="measured"),
+    "K=1": anchored(gain=1.0),
     "K=0.5, beta per client": anchored(gain=0.5, history_weight="client"),
-    "K=0.3, beta per client": anchored(gain=0.3, history_weight="client"),
     "K=0.5, beta=0": anchored(gain=0.5, history_weight=0.0),
     "K=0.5, beta=1": anchored(gain=0.5, history_weight=1.0),
-    "K=0.5, H=0": anchored(gain=0.5, buffer_size=0),
+    "K=0.5, gamma=0": anchored(gain=0.5, curvature_weight=0.0),
+    "K=0.5, gamma=1": anchored(gain=0.5, curvature_weight=1.0),
 }
+WEIGHTS = ("gain", "history_weight", "curvature_weight")
 COLUMNS = (
     *("setting", "seed", "rule", "ter", "ter_late", "distance", "asr", "acp", "fixes"),
-    *("gain", "history_weight", "seconds", "commit"),
+    *(*WEIGHTS, "seconds", "commit"),
 )
 Key = tuple[str, str, str]
 
@@ -149,7 +151,7 @@ def recover(
         "distance": float((result.global_weights - reference).norm() / reference.norm()),
         "acp": result.ledger.acp(),
         "fixes": own / (len(federation.clients) - len(federation.malicious)),
-        **{key: result.diagnostics.get(key) for key in ("gain", "history_weight")},
+        **{key: result.diagnostics.get(key) for key in WEIGHTS},
         "seconds": time.perf_counter() - began,
     }
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnchoredLBFGS"]
 
-# Rounds whose changes decide together how much the recorded ones count.
+# Rounds whose changes decide together about the weights.
 WINDOW = 3
 # A measured gain starts and stays here.
 FIRST_GAIN, LEAST_GAIN, LARGEST_GAIN = 0.5, 0.1, 0.9
@@ -30,7 +30,7 @@ class AnchoredLBFGS(Estimator):
     r"""L-BFGS from the round in which a client was asked last, and not from the recorded one.
 
     $$\hat g_t = a + \beta (\bar g_t - \bar g_0)
-    + \tilde H \left[ (\hat w_t - \hat w_0) - \beta (\bar w_t - \bar w_0) \right]$$
+    + \gamma \tilde H \left[ (\hat w_t - \hat w_0) - \beta (\bar w_t - \bar w_0) \right]$$
 
     for each client, where 0 is the round in which it was asked last, $\hat w_0$ the weights that it
     was asked at, bars are what the server stored, and $\tilde H$ is made of the last $s$ pairs of
@@ -40,16 +40,22 @@ class AnchoredLBFGS(Estimator):
 
     The anchor $a$ is the prediction of round 0, moved by a fraction $K$ (`gain`) towards the exact
     update, so that the noise of mini-batches averages out from one periodic correction to the next;
-    with $K = 1$ it is the exact update. With $K = 1$ and $\beta = 1$ the estimate is that of
+    with $K = 1$ it is the exact update. With $K = \beta = \gamma = 1$ the estimate is that of
     `PairedLBFGS`, provided that $\tilde H$ maps the client's newest pair to itself.
 
+    What is `"pooled"` is regressed, over all clients, in the last three rounds in which all were
+    asked: first the changes of updates on those that $\tilde H$ predicts ($\gamma$), then what is
+    left of the exact ones on what is left of the recorded ones ($\beta$).
+
     Args:
-        gain: $K$ in (0, 1]; or `"measured"`, from how successive errors of prediction of all
-            clients correlate: they do not under the gain of a Kalman filter.
+        gain: $K$ in (0, 1]. `"spacing"`: $2 / (n + 1)$, where $n$ rounds lie between two exact
+            updates of the client; the noise of an anchor, which counts $n$ times over, then adds
+            up to that of $n$ exact updates. `"measured"`: the gain of a Kalman filter, under which
+            successive errors of prediction do not correlate.
         history_weight: $\beta$ in [0, 1], how much a change in the recording tells about one now;
-            or by regression of exact on recorded changes in the last rounds in which all were
-            asked: `"pooled"`, over all clients; `"client"`, for each, shrunk halfway to `"pooled"`.
-        buffer_size: $s$, pairs per client; 0 for $\tilde H = 0$.
+            or `"pooled"`; or `"client"`, for each, shrunk halfway to that.
+        curvature_weight: $\gamma$ in [0, 1], how much of the products is believed; or `"pooled"`.
+        buffer_size: $s$, pairs per client, at least 1.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -60,8 +66,8 @@ class AnchoredLBFGS(Estimator):
           Transactions on Automatic Control 1970: the measured gain.
 
     Examples:
-        >>> AnchoredLBFGS(gain=0.3)
-        AnchoredLBFGS(gain=0.3, history_weight='pooled', buffer_size=2)
+        >>> AnchoredLBFGS(gain=0.3).history_weight
+        'pooled'
     """
 
     assumes_gradients = True
@@ -71,34 +77,28 @@ class AnchoredLBFGS(Estimator):
         *,
         gain: float | str = 0.5,
         history_weight: float | str = "pooled",
+        curvature_weight: float | str = "pooled",
         buffer_size: int = 2,
     ) -> None:
-        if isinstance(gain, str):
-            if gain != "measured":
-                requirement = 'a number in (0, 1], or "measured"'
-                raise ConfigurationError(expected("gain", requirement, gain))
-        else:
-            gain = check_float("gain", gain, minimum=0, maximum=1, open_minimum=True)
-        if isinstance(history_weight, str):
-            if history_weight not in ("pooled", "client"):
-                requirement = 'a number in [0, 1], "pooled" or "client"'
-                raise ConfigurationError(expected("history_weight", requirement, history_weight))
-        else:
-            history_weight = check_float("history_weight", history_weight, minimum=0, maximum=1)
-        self.gain = gain
-        self.history_weight = history_weight
-        self.buffer_size = check_int("buffer_size", buffer_size, minimum=0)
+        self.gain = _fraction("gain", gain, ("spacing", "measured"), positive=True)
+        self.history_weight = _fraction("history_weight", history_weight, ("pooled", "client"))
+        self.curvature_weight = _fraction("curvature_weight", curvature_weight, ("pooled",))
+        self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
         self._rows: dict[str, int] = {}
         self._begin()
 
     def _begin(self) -> None:
         """Forget what was observed."""
-        self._gain = FIRST_GAIN if isinstance(self.gain, str) else self.gain
-        self._previous_gain = 1.0  # with which the anchors were made
-        first = 1.0 if isinstance(self.history_weight, str) else self.history_weight
         c = len(self._rows)
+        self._gain = FIRST_GAIN if isinstance(self.gain, str) else self.gain
+        self._gains = torch.ones(c, dtype=torch.float64)  # that the anchors were made with
+        first = 1.0 if isinstance(self.history_weight, str) else self.history_weight
         self._weights = torch.full((c,), first, dtype=torch.float64)
-        self._products = torch.zeros(WINDOW, 2, c, dtype=torch.float64)
+        whole = isinstance(self.curvature_weight, str)
+        self._curvature_weight = 1.0 if whole else float(self.curvature_weight)
+        # Of the last rounds, and clients: change with prediction, prediction with itself; change
+        # now with recorded change, that with itself.
+        self._products = torch.zeros(WINDOW, 4, c, dtype=torch.float64)
         self._round = torch.full((c,), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
         self._anchors = self._exact = self._recorded = torch.empty(0)
@@ -108,7 +108,7 @@ class AnchoredLBFGS(Estimator):
         """Make room on the device of the weights."""
         c, d = len(self._rows), weights.numel()
         self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
-        if self.buffer_size:
+        if self.curvature_weight != 0:
             self._pairs = ClientPairs(c, self.buffer_size, d, weights.device)
 
     @property
@@ -132,6 +132,8 @@ class AnchoredLBFGS(Estimator):
         anchors = exact
         if reason in ("warmup", "correction"):
             anchors = self._learn(record, exact, global_weights, rows, reason == "correction")
+        else:
+            self._gains[rows] = 1.0
         self._anchors[at], self._exact[at], self._recorded[at] = anchors, exact, record.updates
         self._round[rows] = record.round
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
@@ -150,43 +152,59 @@ class AnchoredLBFGS(Estimator):
     def _learn(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, filtered: bool
     ) -> Tensor:
-        """Set the weight of history and the gain from what came true, and return anchors."""
+        """Set weights and gain by what came true, and return the anchors."""
         known = (self._round[rows] >= 0).nonzero().flatten()
         if not len(known):
             return exact
         rows, here = rows[known], known.to(exact.device)
         at = rows.to(exact.device)
-        # Changes since each client's anchor, less what curvature explains.
         now = exact[here] - self._exact[at]
         then = record.updates[here] - self._recorded[at]
+        of_now, of_then = torch.zeros_like(now), torch.zeros_like(then)
         if self._pairs is not None:
             for x, y, group in self._changes(record, weights, rows):
-                on_device = group.to(exact.device)
-                now[on_device] = self._pairs.estimate(now[on_device], -x, rows[group]).updates
-                then[on_device] = self._pairs.estimate(then[on_device], -y, rows[group]).updates
-        used = self._weights[rows]
-        if isinstance(self.history_weight, str):
-            self._regress(now, then, rows)
-        if not filtered or self.gain == 1:
-            return exact
+                places, zeros = group.to(exact.device), torch.zeros_like(now[: len(group)])
+                of_now[places] = self._pairs.estimate(zeros, x, rows[group]).updates
+                of_then[places] = self._pairs.estimate(zeros, y, rows[group]).updates
         behind = self._exact[at] - self._anchors[at]  # what the last filter took off
-        errors = now.sub_(then.mul_(used.to(then)[:, None])).add_(behind)
-        gain = self._gain
-        if isinstance(self.gain, str):
-            self._measure(errors, behind)
-        self._previous_gain = gain
+        beta, gamma = self._weights[rows].to(now)[:, None], self._curvature_weight
+        errors = now - gamma * of_now - beta * (then - gamma * of_then) + behind
+        self._regress(now, then, of_now, of_then, rows)
+        if not filtered or self.gain == 1:
+            self._gains[rows] = 1.0
+            return exact
+        gains = self._gains_of(record.round - self._round[rows])
+        if self.gain == "measured":
+            self._measure(errors, behind, rows)
+        self._gains[rows] = gains
         anchors = exact.clone()
-        anchors[here] -= (1 - gain) * errors
+        anchors[here] -= (1 - gains).to(errors)[:, None] * errors
         return anchors
 
-    def _regress(self, now: Tensor, then: Tensor, rows: Tensor) -> None:
-        """Regress the changes of these clients on their recorded ones."""
-        products = torch.stack([_dots(now, then), _dots(then, then)])
-        usable = torch.isfinite(products).all(dim=0)
-        newest = torch.zeros_like(self._products[0])
-        newest[:, rows[usable]] = products[:, usable]
-        self._products = torch.cat([self._products[1:], newest[None]])
-        own, size = self._products.sum(dim=0)
+    def _gains_of(self, spacing: Tensor) -> Tensor:
+        """Return the gains of clients that were asked so many rounds ago."""
+        if self.gain == "spacing":
+            return 2 / (spacing.double() + 1)
+        return torch.full(spacing.shape, self._gain, dtype=torch.float64)
+
+    def _regress(
+        self, now: Tensor, then: Tensor, of_now: Tensor, of_then: Tensor, rows: Tensor
+    ) -> None:
+        """Set the weights by the changes of these clients, and by those that H predicts."""
+        found = torch.zeros_like(self._products[0])
+        if self.curvature_weight == "pooled":
+            found[0, rows] = _dots(now, of_now) + _dots(then, of_then)
+            found[1, rows] = _dots(of_now, of_now) + _dots(of_then, of_then)
+            found = _finite(found)
+            explained, size = (self._products[1:, :2].sum(dim=0) + found[:2]).sum(dim=1).tolist()
+            if size > 0:
+                self._curvature_weight = min(max(explained / size, 0.0), 1.0)
+        if isinstance(self.history_weight, str):
+            now = now - self._curvature_weight * of_now
+            then = then - self._curvature_weight * of_then
+            found[2, rows], found[3, rows] = _dots(now, then), _dots(then, then)
+        self._products = torch.cat([self._products[1:], _finite(found)[None]])
+        own, size = self._products[:, 2:].sum(dim=0)
         if not float(size.sum()) > 0:
             return
         pooled = (own.sum() / size.sum()).clamp(0, 1)
@@ -196,19 +214,14 @@ class AnchoredLBFGS(Estimator):
             prior = size.mean()
             self._weights = ((own + prior * pooled) / (size + prior)).clamp(0, 1)
 
-    def _measure(self, errors: Tensor, behind: Tensor) -> None:
+    def _measure(self, errors: Tensor, behind: Tensor, rows: Tensor) -> None:
         """Move the gain to where the errors of successive predictions do not correlate."""
-        left = 1 - self._previous_gain
-        if left == 0:
-            return
-        with_last, size, last = (
-            _dots(errors, behind) / left,
-            _dots(errors, errors),
-            _dots(behind, behind),
-        )
-        usable = torch.isfinite(with_last) & torch.isfinite(size) & (last > 0)
-        if bool(usable.any()) and float(size[usable].sum()) > 0:
-            step = float(with_last[usable].sum() / size[usable].sum()) / 2
+        left = 1 - self._gains[rows]  # of the last error, in `behind`
+        with_last, size = _dots(errors, behind) / left, _dots(errors, errors)
+        usable = torch.isfinite(with_last) & torch.isfinite(size)
+        total = float(size[usable].sum())
+        if total > 0:
+            step = float(with_last[usable].sum()) / total / 2
             self._gain = min(max(self._gain + step, LEAST_GAIN), LARGEST_GAIN)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
@@ -234,12 +247,12 @@ class AnchoredLBFGS(Estimator):
     def _with_curvature(self, updates: Tensor, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         """Add the products with the change now, less the weighted one of the recording."""
         assert self._pairs is not None
-        weights = self._weights[rows]
+        weights, gamma = self._weights[rows], self._curvature_weight
         if bool((weights == weights[0]).all()):
-            return self._pairs.estimate(updates, x - float(weights[0]) * y, rows).updates
-        recorded = self._pairs.estimate(torch.zeros_like(updates), y, rows).updates
+            return self._pairs.estimate(updates, gamma * (x - float(weights[0]) * y), rows).updates
+        recorded = self._pairs.estimate(torch.zeros_like(updates), gamma * y, rows).updates
         updates = updates - weights.to(updates)[:, None] * recorded
-        return self._pairs.estimate(updates, x, rows).updates
+        return self._pairs.estimate(updates, gamma * x, rows).updates
 
     def _changes(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
@@ -265,7 +278,7 @@ class AnchoredLBFGS(Estimator):
         return {
             "remaining": list(self._rows),
             "gain": self._gain,
-            "previous_gain": self._previous_gain,
+            "curvature_weight": self._curvature_weight,
             **{name: getattr(self, f"_{name}") for name in _TENSORS},
             "model_rounds": list(self._models),
             "models": [list(models) for models in self._models.values()],
@@ -278,7 +291,7 @@ class AnchoredLBFGS(Estimator):
         self._begin()
         if state["models"]:
             self._allocate(state["models"][0][0])
-        self._gain, self._previous_gain = state["gain"], state["previous_gain"]
+        self._gain, self._curvature_weight = state["gain"], state["curvature_weight"]
         for name in _TENSORS:
             setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}").device))
         models = [(now, then) for now, then in state["models"]]
@@ -287,18 +300,37 @@ class AnchoredLBFGS(Estimator):
             self._pairs.load_state_dict(state["pairs"])
 
     def diagnostics(self) -> dict[str, float]:
-        """Return gain, mean weight of history, and the number of pairs that were skipped."""
+        """Return the last gain and weights, means over clients, and how many pairs were skipped."""
         return {
-            "gain": self._gain,
+            "gain": float(self._gains.mean()) if len(self._gains) else 0.0,
+            "curvature_weight": self._curvature_weight,
             "history_weight": float(self._weights.mean()) if len(self._weights) else 0.0,
             "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
         }
 
 
-_TENSORS = ("weights", "products", "round", "anchors", "exact", "recorded")
+_TENSORS = ("gains", "weights", "products", "round", "anchors", "exact", "recorded")
+
+
+def _fraction(
+    argument: str, value: float | str, names: tuple[str, ...], *, positive: bool = False
+) -> float | str:
+    """Return a number in [0, 1], or (0, 1], or one of these names."""
+    if isinstance(value, str):
+        if value not in names:
+            interval = "(0, 1]" if positive else "[0, 1]"
+            requirement = f"a number in {interval}, or a name"
+            raise ConfigurationError(expected(argument, requirement, value, known=names))
+        return value
+    return check_float(argument, value, minimum=0, maximum=1, open_minimum=positive)
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
     """Return the products of rows, shape (k,), float64 on the CPU."""
     products: Tensor = torch.linalg.vecdot(a, b)
     return products.cpu().double()
+
+
+def _finite(products: Tensor) -> Tensor:
+    """Leave out the products of clients of which one overflowed, shape (4, c)."""
+    return torch.where(torch.isfinite(products).all(dim=0), products, 0.0)
