@@ -93,7 +93,6 @@ RULES: dict[str, Recoverer] = {
     "K=0.5": anchored(gain=0.5),
     "K=0.3": anchored(gain=0.3),
     "K by spacing": anchored(gain="spacing"),
-    "K measured": anchored(gain="measured"),
     "K=1": anchored(gain=1.0),
     "K=0.5, beta per client": anchored(gain=0.5, history_weight="client"),
     "K=0.5, beta=0": anchored(gain=0.5, history_weight=0.0),

@@ -112,9 +112,9 @@ class TestFedRecoverAnchored(RecovererContract):
         return FedRecover(warmup_rounds=4, correction_period=1, estimator="anchored")
 
 
-class TestFedRecoverAnchoredAndMeasured(RecovererContract):
+class TestFedRecoverAnchoredByClient(RecovererContract):
     def make(self) -> Recoverer:
-        estimator = AnchoredLBFGS(gain="measured", history_weight="client", buffer_size=1)
+        estimator = AnchoredLBFGS(gain="spacing", history_weight="client", buffer_size=1)
         return FedRecover(
             warmup_rounds=3,
             correction_period=2,

@@ -22,8 +22,6 @@ __all__ = ["AnchoredLBFGS"]
 
 # Rounds whose changes decide together about the weights.
 WINDOW = 3
-# A measured gain starts and stays here.
-FIRST_GAIN, LEAST_GAIN, LARGEST_GAIN = 0.5, 0.1, 0.9
 
 
 class AnchoredLBFGS(Estimator):
@@ -50,8 +48,7 @@ class AnchoredLBFGS(Estimator):
     Args:
         gain: $K$ in (0, 1]. `"spacing"`: $2 / (n + 1)$, where $n$ rounds lie between two exact
             updates of the client; the noise of an anchor, which counts $n$ times over, then adds
-            up to that of $n$ exact updates. `"measured"`: the gain of a Kalman filter, under which
-            successive errors of prediction do not correlate.
+            up to that of $n$ exact updates.
         history_weight: $\beta$ in [0, 1], how much a change in the recording tells about one now;
             or `"pooled"`; or `"client"`, for each, shrunk halfway to that.
         curvature_weight: $\gamma$ in [0, 1], how much of the products is believed; or `"pooled"`.
@@ -62,8 +59,6 @@ class AnchoredLBFGS(Estimator):
 
     References:
         - Cao et al., FedRecover, IEEE S&P 2023: what it starts from; the estimate is another.
-        - Mehra, On the identification of variances and adaptive Kalman filtering, IEEE
-          Transactions on Automatic Control 1970: the measured gain.
 
     Examples:
         >>> AnchoredLBFGS(gain=0.3).history_weight
@@ -80,7 +75,7 @@ class AnchoredLBFGS(Estimator):
         curvature_weight: float | str = "pooled",
         buffer_size: int = 2,
     ) -> None:
-        self.gain = _fraction("gain", gain, ("spacing", "measured"), positive=True)
+        self.gain = _fraction("gain", gain, ("spacing",), positive=True)
         self.history_weight = _fraction("history_weight", history_weight, ("pooled", "client"))
         self.curvature_weight = _fraction("curvature_weight", curvature_weight, ("pooled",))
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
@@ -90,7 +85,6 @@ class AnchoredLBFGS(Estimator):
     def _begin(self) -> None:
         """Forget what was observed."""
         c = len(self._rows)
-        self._gain = FIRST_GAIN if isinstance(self.gain, str) else self.gain
         self._gains = torch.ones(c, dtype=torch.float64)  # that the anchors were made with
         first = 1.0 if isinstance(self.history_weight, str) else self.history_weight
         self._weights = torch.full((c,), first, dtype=torch.float64)
@@ -173,19 +167,15 @@ class AnchoredLBFGS(Estimator):
         if not filtered or self.gain == 1:
             self._gains[rows] = 1.0
             return exact
-        gains = self._gains_of(record.round - self._round[rows])
-        if self.gain == "measured":
-            self._measure(errors, behind, rows)
+        gains = torch.full((len(rows),), 1.0, dtype=torch.float64)
+        if isinstance(self.gain, str):
+            gains = 2 / (record.round - self._round[rows] + gains)
+        else:
+            gains *= self.gain
         self._gains[rows] = gains
         anchors = exact.clone()
         anchors[here] -= (1 - gains).to(errors)[:, None] * errors
         return anchors
-
-    def _gains_of(self, spacing: Tensor) -> Tensor:
-        """Return the gains of clients that were asked so many rounds ago."""
-        if self.gain == "spacing":
-            return 2 / (spacing.double() + 1)
-        return torch.full(spacing.shape, self._gain, dtype=torch.float64)
 
     def _regress(
         self, now: Tensor, then: Tensor, of_now: Tensor, of_then: Tensor, rows: Tensor
@@ -213,16 +203,6 @@ class AnchoredLBFGS(Estimator):
         else:
             prior = size.mean()
             self._weights = ((own + prior * pooled) / (size + prior)).clamp(0, 1)
-
-    def _measure(self, errors: Tensor, behind: Tensor, rows: Tensor) -> None:
-        """Move the gain to where the errors of successive predictions do not correlate."""
-        left = 1 - self._gains[rows]  # of the last error, in `behind`
-        with_last, size = _dots(errors, behind) / left, _dots(errors, errors)
-        usable = torch.isfinite(with_last) & torch.isfinite(size)
-        total = float(size[usable].sum())
-        if total > 0:
-            step = float(with_last[usable].sum()) / total / 2
-            self._gain = min(max(self._gain + step, LEAST_GAIN), LARGEST_GAIN)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchor of each client; who was never asked has no estimate."""
@@ -277,7 +257,6 @@ class AnchoredLBFGS(Estimator):
         """Return clients, anchors, pairs and what was learnt."""
         return {
             "remaining": list(self._rows),
-            "gain": self._gain,
             "curvature_weight": self._curvature_weight,
             **{name: getattr(self, f"_{name}") for name in _TENSORS},
             "model_rounds": list(self._models),
@@ -291,7 +270,7 @@ class AnchoredLBFGS(Estimator):
         self._begin()
         if state["models"]:
             self._allocate(state["models"][0][0])
-        self._gain, self._curvature_weight = state["gain"], state["curvature_weight"]
+        self._curvature_weight = state["curvature_weight"]
         for name in _TENSORS:
             setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}").device))
         models = [(now, then) for now, then in state["models"]]

@@ -39,10 +39,17 @@ def record(t: int, updates: list[list[float]], weights: Tensor = NONE, ids: str 
     ("arguments", "told"),
     [
         ({"gain": 0.0}, r"`gain` to be a finite number in \(0, 1\], but got 0.0"),
-        ({"gain": "kalman"}, r"`gain` to be a number in \(0, 1\], or \"measured\", but got 'kalm"),
+        (
+            {"gain": "kalman"},
+            r"`gain` to be a number in \(0, 1\], or a name, but got 'kalman'.*Known: spacing",
+        ),
         ({"history_weight": 1.5}, r"`history_weight` to be a finite number in \[0, 1\], but got"),
-        ({"history_weight": "pool"}, r"`history_weight` to be a number in \[0, 1\], \"pooled\" or"),
-        ({"buffer_size": -1}, "`buffer_size` to be an integer of at least 0, but got -1"),
+        (
+            {"history_weight": "pool"},
+            r"`history_weight` to be a number in \[0, 1\], or a name, but got 'pool'. Did you",
+        ),
+        ({"curvature_weight": -0.1}, r"`curvature_weight` to be a finite number in \[0, 1\], but"),
+        ({"buffer_size": 0}, "`buffer_size` to be an integer of at least 1, but got 0"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], told: str) -> None:
@@ -52,7 +59,7 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], told: str
 
 @pytest.mark.parametrize(("beta", "expected"), [(0.0, 5.0), (0.5, 6.0), (1.0, 7.0)])
 def test_it_adds_a_part_of_what_changed_in_the_recording(beta: float, expected: float) -> None:
-    estimator = started(history_weight=beta, buffer_size=0)
+    estimator = started(history_weight=beta, curvature_weight=0.0)
     estimator.observe(
         record(0, [[1.0, 0], [0, 0]]), torch.tensor([[5.0, 0], [0, 0]]), NONE, "warmup"
     )
@@ -77,7 +84,7 @@ def test_the_weight_of_history_is_a_regression_over_three_rounds() -> None:
     steps = torch.arange(5.0)[:, None, None] * torch.tensor([[1.0, 0], [1.0, 0]])
     now = steps * torch.tensor([[0.5], [0.0]])
     for kind, weights in (("pooled", [0.25, 0.25]), ("client", [0.375, 0.125])):
-        estimator = started(history_weight=kind, buffer_size=0)
+        estimator = started(history_weight=kind, curvature_weight=0.0)
         for t in range(5):
             estimator.observe(record(t, steps[t].tolist()), now[t], NONE, "warmup")
         # 3 products of 0.5 and 0 each, over 3 of 1 each; shrunk halfway towards 0.25.
@@ -86,7 +93,7 @@ def test_the_weight_of_history_is_a_regression_over_three_rounds() -> None:
 
 
 def test_the_anchor_is_between_prediction_and_exact_update() -> None:
-    estimator = started(gain=0.25, history_weight=0.0, buffer_size=0)
+    estimator = started(gain=0.25, history_weight=0.0, curvature_weight=0.0)
     same = [[0.0, 0], [0, 0]]
     estimator.observe(record(0, same), torch.tensor([[8.0, 0], [0, 0]]), NONE, "warmup")
     # The prediction is 8, the exact update 4: 8 + (4 - 8) / 4.
@@ -97,35 +104,34 @@ def test_the_anchor_is_between_prediction_and_exact_update() -> None:
     assert float(estimator.estimate(record(3, same), NONE).updates[0, 0]) == 4.0
 
 
-@pytest.mark.parametrize(("exact", "gain"), [(12.0, 0.9), (5.0, 0.9), (2.0, 0.1), (4.0, 0.5)])
-def test_the_gain_goes_to_where_errors_do_not_correlate(exact: float, gain: float) -> None:
-    """The first error is 8, of which half is left in the anchor; the second is `exact` - 4."""
-    estimator = started(gain="measured", history_weight=0.0, buffer_size=0)
+def test_the_gain_by_spacing_is_one_in_successive_rounds() -> None:
+    estimator = started(gain="spacing", history_weight=0.0, curvature_weight=0.0)
     same, none = [[0.0, 0], [0, 0]], torch.zeros(2, 2)
     estimator.observe(record(0, same), none, NONE, "warmup")
-    estimator.observe(record(1, same), none + torch.tensor([8.0, 0]), NONE, "correction")
-    assert estimator.diagnostics()["gain"] == 0.5  # one error tells nothing
-    estimator.observe(record(2, same), none + torch.tensor([exact, 0]), NONE, "correction")
-    # Half of 8 / (exact - 4) more, in [0.1, 0.9]; an error of 0 tells nothing.
-    assert estimator.diagnostics()["gain"] == gain
+    for t, gain, anchor in ((1, 1.0, 8.0), (4, 0.5, 4.0), (7, 0.5, 2.0)):
+        estimator.observe(
+            record(t, same), none + 8 * none.new_tensor([t == 1, 0]), NONE, "correction"
+        )
+        assert estimator.diagnostics()["gain"] == gain
+        assert float(estimator.estimate(record(t + 1, same), NONE).updates[0, 0]) == anchor
 
 
-def test_the_gain_moves_by_half_of_the_correlation() -> None:
-    estimator = started(gain="measured", history_weight=0.0, buffer_size=0)
-    same, none = [[0.0, 0], [0, 0]], torch.zeros(2, 2)
-    estimator.observe(record(0, same), none, NONE, "warmup")
-    estimator.observe(record(1, same), none + torch.tensor([1.0, 0]), NONE, "correction")
-    # Errors of 1, then of 4.5 - 0.5: 1 * 4 / 4^2 / 2 more than 0.5.
-    estimator.observe(record(2, same), none + torch.tensor([4.5, 0]), NONE, "correction")
-    assert estimator.diagnostics()["gain"] == pytest.approx(0.625)
-    # The next error is measured by the gain that made the anchor: 4.5 - 0.5 * 4 is 2.5.
-    found = estimator.estimate(record(3, same), NONE).updates
-    torch.testing.assert_close(found, none + torch.tensor([2.5, 0]))
+def test_products_count_for_as_much_of_them_as_came_true() -> None:
+    """The pairs say that the Hessian is 2; then updates change by 1 for a step of 2."""
+    estimator = started(history_weight=0.0, buffer_size=1)
+    w, none = torch.tensor([1.0, 0.0]), [[0.0, 0], [0, 0]]
+    estimator.observe(record(0, none), torch.tensor([[2.0, 0], [2.0, 0]]), w, "warmup")
+    assert estimator.diagnostics()["curvature_weight"] == 1.0
+    estimator.observe(record(1, none), torch.tensor([[3.0, 0], [3.0, 0]]), 3 * w, "warmup")
+    assert estimator.diagnostics()["curvature_weight"] == 0.25
+    # From an update of 3 at 3 w, with the newest pair's Hessian of 1: a quarter of 4 more.
+    found = estimator.estimate(record(2, none), 7 * w).updates
+    torch.testing.assert_close(found, torch.tensor([[4.0, 0], [4.0, 0]]))
 
 
 def test_a_pair_of_negative_curvature_is_not_used() -> None:
     estimator, paired = (
-        started(gain=1.0, history_weight=1.0, buffer_size=1),
+        started(gain=1.0, history_weight=1.0, curvature_weight=1.0, buffer_size=1),
         PairedLBFGS(buffer_size=1),
     )
     paired.start(SimpleNamespace(remaining=("a", "b")), range(10))  # type: ignore[arg-type]

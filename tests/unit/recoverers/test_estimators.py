@@ -73,12 +73,12 @@ def test_warm_up_is_longer_than_pairs_are_many(kind: Any) -> None:
         ("none", "None"),
         ("{class_path: HistoricalUpdate}", "HistoricalUpdate()"),
         (
-            "{class_path: AnchoredLBFGS, init_args: {gain: 0.3, history_weight: client}}",
-            "AnchoredLBFGS(gain=0.3, history_weight='client', buffer_size=2)",
+            "{class_path: AnchoredLBFGS, init_args: {gain: spacing, history_weight: 1}}",
+            repr(AnchoredLBFGS(gain="spacing", history_weight=1.0)),
         ),
         (
-            "{class_path: AnchoredLBFGS, init_args: {gain: measured, history_weight: 1}}",
-            "AnchoredLBFGS(gain='measured', history_weight=1.0, buffer_size=2)",
+            "{class_path: AnchoredLBFGS, init_args: {gain: 0.3, curvature_weight: pooled}}",
+            repr(AnchoredLBFGS(gain=0.3, curvature_weight="pooled")),
         ),
         (
             "{class_path: PairedLBFGS, init_args: {buffer_size: 3, negative_curvature: true}}",
