@@ -46,9 +46,9 @@ class AnchoredLBFGS(Estimator):
     left of the exact ones on what is left of the recorded ones ($\beta$).
 
     Args:
-        gain: $K$ in (0, 1]. `"spacing"`: $2 / (n + 1)$, where $n$ rounds lie between two exact
-            updates of the client; the noise of an anchor, which counts $n$ times over, then adds
-            up to that of $n$ exact updates.
+        gain: $K$ in (0, 1]; or `"spacing"`: $2 / (n + 1)$, if the client was asked $n$ rounds ago.
+            The noise of an anchor counts $n$ times over; with this gain it adds up to that of $n$
+            exact updates.
         history_weight: $\beta$ in [0, 1], how much a change in the recording tells about one now;
             or `"pooled"`; or `"client"`, for each, shrunk halfway to that.
         curvature_weight: $\gamma$ in [0, 1], how much of the products is believed; or `"pooled"`.
@@ -87,9 +87,9 @@ class AnchoredLBFGS(Estimator):
         c = len(self._rows)
         self._gains = torch.ones(c, dtype=torch.float64)  # that the anchors were made with
         first = 1.0 if isinstance(self.history_weight, str) else self.history_weight
-        self._weights = torch.full((c,), first, dtype=torch.float64)
-        whole = isinstance(self.curvature_weight, str)
-        self._curvature_weight = 1.0 if whole else float(self.curvature_weight)
+        self._history_weights = torch.full((c,), first, dtype=torch.float64)
+        pooled = isinstance(self.curvature_weight, str)
+        self._curvature_weight = 1.0 if pooled else float(self.curvature_weight)
         # Of the last rounds, and clients: change with prediction, prediction with itself; change
         # now with recorded change, that with itself.
         self._products = torch.zeros(WINDOW, 4, c, dtype=torch.float64)
@@ -133,7 +133,7 @@ class AnchoredLBFGS(Estimator):
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
         self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
         if self._pairs is not None:
-            # Asked alone or not: its other pairs do no harm that an anchor would not undo.
+            # Also where a client is asked alone: its other pairs stay, since the anchor is new.
             self._pairs.push(
                 rows,
                 global_weights - record.global_weights,
@@ -161,17 +161,16 @@ class AnchoredLBFGS(Estimator):
                 of_now[places] = self._pairs.estimate(zeros, x, rows[group]).updates
                 of_then[places] = self._pairs.estimate(zeros, y, rows[group]).updates
         behind = self._exact[at] - self._anchors[at]  # what the last filter took off
-        beta, gamma = self._weights[rows].to(now)[:, None], self._curvature_weight
+        beta, gamma = self._history_weights[rows].to(now)[:, None], self._curvature_weight
         errors = now - gamma * of_now - beta * (then - gamma * of_then) + behind
         self._regress(now, then, of_now, of_then, rows)
         if not filtered or self.gain == 1:
             self._gains[rows] = 1.0
             return exact
-        gains = torch.full((len(rows),), 1.0, dtype=torch.float64)
-        if isinstance(self.gain, str):
-            gains = 2 / (record.round - self._round[rows] + gains)
-        else:
-            gains *= self.gain
+        spacing = (record.round - self._round[rows]).double()
+        gains = 2 / (spacing + 1)
+        if not isinstance(self.gain, str):
+            gains.fill_(self.gain)
         self._gains[rows] = gains
         anchors = exact.clone()
         anchors[here] -= (1 - gains).to(errors)[:, None] * errors
@@ -199,10 +198,10 @@ class AnchoredLBFGS(Estimator):
             return
         pooled = (own.sum() / size.sum()).clamp(0, 1)
         if self.history_weight == "pooled":
-            self._weights.fill_(float(pooled))
+            self._history_weights.fill_(float(pooled))
         else:
             prior = size.mean()
-            self._weights = ((own + prior * pooled) / (size + prior)).clamp(0, 1)
+            self._history_weights = ((own + prior * pooled) / (size + prior)).clamp(0, 1)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchor of each client; who was never asked has no estimate."""
@@ -211,7 +210,7 @@ class AnchoredLBFGS(Estimator):
         if not bool(usable.any()):
             return Estimates(record.updates, largest_magnitudes(record.updates), usable)
         at = rows.to(global_weights.device)
-        weights = self._weights[rows]
+        weights = self._history_weights[rows]
         updates = record.updates - self._recorded[at]
         updates.mul_(weights.to(updates)[:, None]).add_(self._anchors[at])
         if self._pairs is not None:
@@ -227,7 +226,9 @@ class AnchoredLBFGS(Estimator):
     def _with_curvature(self, updates: Tensor, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         """Add the products with the change now, less the weighted one of the recording."""
         assert self._pairs is not None
-        weights, gamma = self._weights[rows], self._curvature_weight
+        weights, gamma = self._history_weights[rows], self._curvature_weight
+        if gamma == 0:
+            return updates
         if bool((weights == weights[0]).all()):
             return self._pairs.estimate(updates, gamma * (x - float(weights[0]) * y), rows).updates
         recorded = self._pairs.estimate(torch.zeros_like(updates), gamma * y, rows).updates
@@ -283,12 +284,14 @@ class AnchoredLBFGS(Estimator):
         return {
             "gain": float(self._gains.mean()) if len(self._gains) else 0.0,
             "curvature_weight": self._curvature_weight,
-            "history_weight": float(self._weights.mean()) if len(self._weights) else 0.0,
+            "history_weight": float(self._history_weights.mean())
+            if len(self._history_weights)
+            else 0.0,
             "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
         }
 
 
-_TENSORS = ("gains", "weights", "products", "round", "anchors", "exact", "recorded")
+_TENSORS = ("gains", "history_weights", "products", "round", "anchors", "exact", "recorded")
 
 
 def _fraction(

@@ -88,7 +88,7 @@ def test_the_weight_of_history_is_a_regression_over_three_rounds() -> None:
         for t in range(5):
             estimator.observe(record(t, steps[t].tolist()), now[t], NONE, "warmup")
         # 3 products of 0.5 and 0 each, over 3 of 1 each; shrunk halfway towards 0.25.
-        assert estimator._weights.tolist() == pytest.approx(weights)
+        assert estimator._history_weights.tolist() == pytest.approx(weights)
         assert estimator.diagnostics()["history_weight"] == pytest.approx(0.25)
 
 
