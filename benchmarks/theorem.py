@@ -130,6 +130,7 @@ def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]
     methods = [
         ("L-BFGS", 2, Measured(**common)),
         ("L-BFGS", 8, Measured(estimator=PairedLBFGS(buffer_size=8), **common)),
+        ("anchored", 2, Measured(estimator="anchored", **common)),
         ("history", 0, Measured(estimator="history", **common)),
     ]
     if not softmax:
