@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -64,35 +64,6 @@ class HistoryStore(ABC):
             ShapeError: If a shape or dtype differs from the manifest's.
             HistoryFullError: If there is no room; all earlier rounds are intact.
         """
-
-    def stage(self, record: RoundRecord) -> Any:
-        """Do what can be done of `write_round` before it is the round's turn to be written.
-
-        Whoever computes rounds calls this, and another thread `write_staged`.
-
-        Args:
-            record: As for `write_round`, but the number of rounds stored and staged so far.
-
-        Returns:
-            What `write_staged` takes, or `None` where `write_round` is to do it all.
-
-        Raises:
-            HistoryError: As `write_round`.
-            ShapeError: As `write_round`.
-        """
-        return None
-
-    def write_staged(self, staged: Sequence[Any], may_go_on: Callable[[], None]) -> None:
-        """Append rounds that were staged; when this returns, they are as safe as can be.
-
-        Args:
-            staged: What `stage` returned, in the order of the rounds.
-            may_go_on: Called when computing may go on, if it waits for that.
-
-        Raises:
-            HistoryFullError: If there is no room; all earlier rounds are intact.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:

@@ -205,21 +205,6 @@ class HistoryStoreContract(ABC):
             with pytest.raises(RoundNotFoundError):
                 store.index(2)
 
-    def test_staged_rounds_come_back(self, tmp_path: Path) -> None:
-        """Rounds that are staged and written together are those that are written one by one."""
-        with self.begun(tmp_path / "history", 1) as store:
-            staged = [store.stage(self.record(t)) for t in range(1, 4)]
-            if staged == [None] * 3:
-                pytest.skip("`stage` of the store returns None")
-            assert None not in staged
-            assert store.rounds() == range(1)
-            called: list[range] = []
-            store.write_staged(staged, lambda: called.append(store.rounds()))
-            assert called == [range(1)]
-            store.write_round(self.record(4))
-            for t in range(5):
-                self.assert_same(store.read_round(t), self.record(t))
-
     def test_as_stored(self, tmp_path: Path) -> None:
         """What reading will give is known before writing."""
         with self.begun(tmp_path / "history") as store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedrec.history.base import HistoryStore
 from fedrec.history.codecs import CODECS
-from fedrec.history.conversion import host_memory, is_small, to_arrays, to_record
+from fedrec.history.conversion import host_memory, to_arrays, to_record
 from fedrec.history.lmdb.damage import Damage
 from fedrec.history.lmdb.encoding import as_stored
 from fedrec.history.lmdb.pool import Buffers
@@ -182,35 +182,6 @@ class LMDBHistory(HistoryStore):
             HistoryLockedError: If another process, or another store, is writing.
         """
         self._store.write_round(to_arrays(record))
-
-    def stage(self, record: RoundRecord) -> Any:
-        """Do all of `write_round` but to write, if the round is small.
-
-        Raises:
-            ForgottenError: If one of its clients was forgotten.
-            HistoryKeyError: If the history is encrypted and the master key is missing or another.
-            HistoryError: If it is not the next round, names an unknown client or one twice, or
-                has numbers that are not finite.
-            ShapeError: If a shape or dtype differs from the manifest's.
-            HistoryLockedError: If another process, or another store, is writing.
-        """
-        return self._store.stage(to_arrays(record)) if is_small(record) else None
-
-    def write_staged(self, staged: Sequence[Any], may_go_on: Callable[[], None]) -> None:
-        """Append rounds that were staged, in one transaction; then they survive a power cut.
-
-        If there is no room for all of them, they are written one by one as far as there is.
-
-        Args:
-            staged: What `stage` returned, in the order of the rounds.
-            may_go_on: Called when all is done but to make them durable, which takes no more of
-                Python's lock.
-
-        Raises:
-            HistoryFullError: If there is no room; all earlier rounds are intact.
-            HistoryError: If they cannot be written.
-        """
-        self._store.write_staged(staged, may_go_on)
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
         """Read a round; the result owns its memory.

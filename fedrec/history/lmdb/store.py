@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from fedrec.exceptions import (
     ConfigurationError,
     HistoryError,
     HistoryFormatError,
-    HistoryFullError,
     expected,
 )
 from fedrec.history.codecs import CODECS
@@ -29,7 +28,7 @@ from fedrec.history.lmdb.pool import Buffers
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import MANIFEST, Recording, digest, key
 from fedrec.history.lmdb.space import require_room_for_all
-from fedrec.history.lmdb.staged import StagedRound, append
+from fedrec.history.lmdb.writing import append
 from fedrec.history.manifest import Manifest
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays, RoundIndex
@@ -80,9 +79,8 @@ class RoundStore:
         self.buffers = Buffers()
         self._lock: WriterLock | None = None
         self._recording: Recording | None = None
-        # Next round and hash of the round record before: of what is stored, and of what is staged.
+        # Next round, and hash of the round record before.
         self._tail: tuple[int, str] | None = None
-        self._ahead: list[tuple[int, str]] = []
         self._unsynced = 0  # rounds written
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
@@ -152,55 +150,6 @@ class RoundStore:
             HistoryFullError: If there is no room; all earlier rounds are intact.
             HistoryLockedError: If another process, or another store, is writing.
         """
-        with closing(self._stage(record)) as staged:
-            self._append([staged])
-        self._ahead = []
-
-    def stage(self, record: RoundArrays) -> StagedRound:
-        """Do all of `write_round` but to write; the arrays may change from then on.
-
-        The next round can be staged, or rounds be read, while another thread writes this one.
-
-        Raises:
-            HistoryError: If it is not the next round, or not one of this recording.
-            ForgottenError: If one of its clients was forgotten.
-            ShapeError: If a shape or dtype is wrong.
-            HistoryLockedError: If another process, or another store, is writing.
-        """
-        ahead = self._ahead  # if writing fails meanwhile, this list is not looked at again
-        staged = self._stage(record).encode()
-        ahead[:] = [(staged.round + 1, staged.digest)]
-        return staged
-
-    def write_staged(
-        self, rounds: Sequence[StagedRound], before_commit: Callable[[], None] | None = None
-    ) -> None:
-        """Append rounds in one transaction; when this returns, they survive a power cut.
-
-        If there is no room for all of them, they are written one by one as far as there is.
-
-        Args:
-            rounds: What `stage` returned, in order.
-            before_commit: Called when all that is left is to commit them.
-
-        Raises:
-            HistoryError: If they cannot be written. Those that are not stored, and all that were
-                staged behind them, have to be staged again.
-            HistoryFullError: If there is no room; all earlier rounds are intact.
-        """
-        try:
-            try:
-                self._append(rounds, before_commit)
-            except HistoryFullError:
-                if len(rounds) == 1:
-                    raise
-                for staged in rounds:
-                    self._append([staged])
-        except BaseException:
-            self._ahead = []
-            raise
-
-    def _stage(self, record: RoundArrays) -> StagedRound:
         recording = self._load()
         self._lock_for_writing()
         environment = self._open()
@@ -209,35 +158,26 @@ class RoundStore:
                 f"History `{self.path}` is open in this process with `sync_every` > 1, so that no "
                 "round would be durable at once. HINT: close the other store first."
             )
-        t, previous = self._ahead[0] if self._ahead else self._tail or self._find_tail()
+        tail = self._tail
+        t, previous = tail or self._find_tail()
         record.check(recording.manifest, t)
         recording.require_known(record.client_ids)
         if t == _MAX_ROUNDS:
             raise HistoryError(f"A history cannot hold more than {_MAX_ROUNDS} rounds.")
-        return StagedRound(record, recording, previous, self.transaction_bytes)
+        self._tail = None  # until all is done
+        written = append(
+            record, recording, environment, previous, self.transaction_bytes, sweep=tail is None
+        )
+        self._tail = (t + 1, written)
+        if not environment.syncs:
+            self._unsynced += 1
+            if self._unsynced >= self.sync_every or t + 1 == recording.manifest.max_rounds:
+                self._sync()
 
     def _find_tail(self) -> tuple[int, str]:
         with self._snapshot() as snapshot:
             t = len(snapshot.rounds())
             return t, snapshot.entry(t - 1)[1] if t else digest(snapshot.recording.record)
-
-    def _append(
-        self, rounds: Sequence[StagedRound], before_commit: Callable[[], None] | None = None
-    ) -> None:
-        recording, environment = self._load(), self._open()
-        first, last = rounds[0], rounds[-1]
-        tail, self._tail = self._tail, None  # until all is done
-        if (first.round, first.previous) != (tail or self._find_tail()):
-            raise HistoryError(
-                f"Round {first.round} was staged behind another one than the last of history "
-                f"`{self.path}`. HINT: go on with the next round of `rounds()`."
-            )
-        append(rounds, recording, environment, before_commit, sweep=tail is None)
-        self._tail = (last.round + 1, last.digest)
-        if not environment.syncs:
-            self._unsynced += len(rounds)
-            if self._unsynced >= self.sync_every or last.round + 1 == recording.manifest.max_rounds:
-                self._sync()
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
         """Read a round, or these clients' part of it, into memory of its own.
@@ -313,7 +253,6 @@ class RoundStore:
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
         self._recording = self._tail = None
-        self._ahead = []
         unsynced, self._unsynced = self._unsynced, 0
         try:
             if unsynced and environment is not None and environment.pid == os.getpid():
@@ -329,7 +268,7 @@ class RoundStore:
 
     def __getstate__(self) -> dict[str, Any]:
         unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
-        return {**self.__dict__, **unshared, "_ahead": [], "_unsynced": 0, "path": self._directory}
+        return {**self.__dict__, **unshared, "_unsynced": 0, "path": self._directory}
 
     def _check_empty(self) -> None:
         if not self.is_empty:
