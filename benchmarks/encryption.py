@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 from timing import interleave, median, table, write_csv
 
-from fedrec.history import Manifest
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.rounds import RoundArrays
 
 HEADERS = (
@@ -31,11 +30,11 @@ HEADERS = (
 )
 
 
-def stores(folder: Path, codec: str, manifest: Manifest) -> dict[str, RoundStore]:
+def stores(folder: Path, codec: str, manifest: Manifest) -> dict[str, LMDBHistory]:
     """Return an empty store and an empty encrypted one."""
     found = {
-        "plain": RoundStore(folder / f"{codec}-plain", codec=codec),
-        "encrypted": RoundStore(
+        "plain": LMDBHistory(folder / f"{codec}-plain", codec=codec),
+        "encrypted": LMDBHistory(
             folder / f"{codec}-encrypted", codec=codec, master_key="env:BENCHMARK_KEY"
         ),
     }
@@ -44,16 +43,16 @@ def stores(folder: Path, codec: str, manifest: Manifest) -> dict[str, RoundStore
     return found
 
 
-def measure(found: dict[str, RoundStore], record: RoundArrays, repeats: int) -> dict[str, float]:
+def measure(found: dict[str, LMDBHistory], record: RoundArrays, repeats: int) -> dict[str, float]:
     """Return seconds by name."""
     rounds = {name: count() for name in found}
 
     def write(name: str) -> None:
-        found[name].write_round(dataclasses.replace(record, round=next(rounds[name])))
+        found[name].append(dataclasses.replace(record, round=next(rounds[name])))
 
     writing: dict[str, Callable[[], object]] = {name: partial(write, name) for name in found}
     reading: dict[str, Callable[[], object]] = {
-        name: partial(store.read_round, 0) for name, store in found.items()
+        name: partial(store.read, 0) for name, store in found.items()
     }
     seconds = {}
     for what, functions in (("write", writing), ("read", reading)):

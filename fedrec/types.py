@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Phase = Literal["record", "recover"]
+Context = TypeVar("Context", bound="RoundContext")
 
 
 def _discard(name: str, value: float) -> None:
@@ -87,6 +88,29 @@ class RoundContext:
     def autocast_is_off(self) -> bool:
         """Whether computing is in plain float32."""
         return self.autocast is nullcontext
+
+    def extended(self, kind: type[Context], **more: Any) -> Context:
+        """Return the context of a component that may know more of the same round.
+
+        Args:
+            kind: Its class.
+            **more: What it has besides, or in place of what is here.
+
+        Examples:
+            >>> from fedrec.attacks import AttackContext
+            >>> ctx = RoundContext(
+            ...     round=3,
+            ...     phase="record",
+            ...     client_ids=("a", "b"),
+            ...     global_weights=torch.zeros(2),
+            ...     layout=ParameterVector(torch.nn.Linear(2, 1, bias=False)),
+            ... )
+            >>> attack = ctx.extended(AttackContext, purpose="attack", num_malicious=1)
+            >>> attack.round, attack.purpose, attack.num_malicious
+            (3, 'attack', 1)
+        """
+        shared = {f.name: getattr(self, f.name) for f in fields(RoundContext)}
+        return kind(**{**shared, **more})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

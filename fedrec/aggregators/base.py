@@ -25,9 +25,12 @@ class AggregationContext(RoundContext):
     Args:
         server_update: What the server's own training on its clean data gave in this round, shape
             $(d,)$, for a rule that asks for it with `needs_server_update`; else `None`.
+        checked: Updates that were found finite when they arrived, shape $(m, d)$: a rule that is
+            called with these does not look again.
     """
 
     server_update: Tensor | None = None
+    checked: Tensor | None = None
 
 
 class Aggregator(Component, ABC):
@@ -150,7 +153,8 @@ class Aggregator(Component, ABC):
             raise ShapeError(f"Expected `updates` to be floating point, but got {updates.dtype}.")
         if client_weights is not None:
             self._check_weights(client_weights, updates.shape[0])
-        bad = nonfinite_rows(updates)
+        is_known = isinstance(ctx, AggregationContext) and ctx.checked is updates
+        bad = [] if is_known else nonfinite_rows(updates)
         if bad:
             names = [ctx.client_ids[i] for i in bad] if ctx is not None else bad
             raise AggregationError(

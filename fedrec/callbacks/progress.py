@@ -11,7 +11,7 @@ from fedrec.callbacks.callback import Callback
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from fedrec.loop import FederatedLoop
+    from fedrec.callbacks.callback import LoopSettings
     from fedrec.types import RoundContext, RunResult
 
 __all__ = ["RichProgressBar"]
@@ -64,18 +64,18 @@ class RichProgressBar(Callback):
             self._progress.stop()
         self._progress = self._task = None
 
-    def on_record_start(self, loop: FederatedLoop, max_rounds: int, first_round: int) -> None:
+    def on_record_start(self, loop: LoopSettings, max_rounds: int, first_round: int) -> None:
         """Show the bar."""
         self._start("record", max_rounds, first_round)
 
     def on_recover_start(
-        self, loop: FederatedLoop, name: str, max_rounds: int, first_round: int
+        self, loop: LoopSettings, name: str, max_rounds: int, first_round: int
     ) -> None:
         """Show the bar."""
         self._start(name, max_rounds, first_round)
 
     def on_round_end(
-        self, loop: FederatedLoop, ctx: RoundContext, metrics: Mapping[str, float]
+        self, loop: LoopSettings, ctx: RoundContext, metrics: Mapping[str, float]
     ) -> None:
         """Move on by one round."""
         if self._progress is None or self._task is None:
@@ -89,14 +89,14 @@ class RichProgressBar(Callback):
         if shown:
             self._progress.update(self._task, figures="  ".join(shown))
 
-    def on_record_end(self, loop: FederatedLoop, result: RunResult) -> None:
+    def on_record_end(self, loop: LoopSettings, result: RunResult) -> None:
         """Take the bar away."""
         self._stop()
 
-    def on_recover_end(self, loop: FederatedLoop, result: RunResult) -> None:
+    def on_recover_end(self, loop: LoopSettings, result: RunResult) -> None:
         """Take the bar away."""
         self._stop()
 
-    def on_exception(self, loop: FederatedLoop, error: BaseException) -> None:
+    def on_exception(self, loop: LoopSettings, error: BaseException) -> None:
         """Take the bar away."""
         self._stop()

@@ -121,29 +121,23 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 
 
 def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:
-    from fedrec.history.lmdb.store import RoundStore
+    from fedrec.history.lmdb.history import LMDBHistory
     from fedrec.history.tools.info import history_folder
 
-    damage: list[Damage] = []
-    rounds = 0
-    store = RoundStore(history_folder(args.target), master_key=_source(args))
-    locked = False
-    try:
-        locked = store.is_locked
-        for left, found in store.damage():
-            damage += found
-            rounds += 1
-            progress(left)
-    except HistoryCorruptedError as error:
-        damage.append(Damage(part="the file", reason=str(error)))
-    finally:
-        store.close()
-    text = f"All {rounds} rounds of history {store.path} are as they were written."
+    locked, damage = False, list[Damage]()
+    with LMDBHistory(history_folder(args.target), master_key=_source(args)) as history:
+        try:
+            locked = history.is_locked
+            damage = history.damage(progress)
+        except HistoryCorruptedError as error:
+            damage = [Damage(part="the file", reason=str(error))]
+        rounds = 0 if damage else len(history.rounds())
+    text = f"All {rounds} rounds of history {history.path} are as they were written."
     if locked:
         text += " It is encrypted: without its master key, checksums were compared and no more."
     if damage:
-        text = "\n".join([f"History {store.path} is damaged:", *(f"  - {one}" for one in damage)])
-    return _verified(str(store.path), damage, locked), text, int(bool(damage))
+        text = "\n".join([f"History {history.path} is damaged:", *(f"  - {one}" for one in damage)])
+    return _verified(str(history.path), damage, locked), text, int(bool(damage))
 
 
 def _repair(args: argparse.Namespace, progress: Progress) -> _Outcome:

@@ -5,24 +5,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Self
 
 from fedrec.exceptions import HistoryFormatError
 from fedrec.history.manifest import Manifest
-from fedrec.history.rounds import RoundIndex
-from fedrec.types import RoundRecord
+from fedrec.history.rounds import RoundArrays, RoundIndex
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedrec.types import RoundRecord
 
 __all__ = ["HistoryStore"]
 
 
 class HistoryStore(ABC):
-    """What the server stored while training: one `RoundRecord` per round, and a `Manifest`.
+    """What the server stored while training: one round after the other, and a `Manifest`.
 
     The life of a store: `begin(manifest)` once, `write_round` for rounds 0, 1, 2, ... in order,
     `close`. Reading works at any time, also while another thread writes. A store is a context
     manager.
+
+    Users write and read `RoundRecord`s, which are tensors (`write_round`, `read_round`). A store
+    gets and gives the same round as NumPy arrays (`append`, `read`) and needs no torch.
     """
 
     #: Whether writing is a mere copy, so that a thread of its own would not pay.
@@ -51,6 +56,58 @@ class HistoryStore(ABC):
         """
 
     @abstractmethod
+    def append(self, arrays: RoundArrays) -> None:
+        """Append a round; when this returns, the round is as safe as the store can make it.
+
+        Args:
+            arrays: The round, which may share the caller's memory: a store that keeps it copies.
+                `RoundArrays.check` and `RoundArrays.magnitudes` refuse what does not fit.
+
+        Raises:
+            HistoryError: If it is not the next round, names an unknown client or one twice, or
+                has numbers that are not finite.
+            ShapeError: If a shape or dtype differs from the manifest's.
+            HistoryFullError: If there is no room; all earlier rounds are intact.
+        """
+
+    @abstractmethod
+    def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
+        """Read a round as arrays; the result owns its memory.
+
+        Args:
+            t: Round, 0-based.
+            client_ids: Read only these clients' updates, in this order; `None` for all.
+
+        Raises:
+            RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+
+    @abstractmethod
+    def index(self, t: int) -> RoundIndex:
+        """Return what is known of a round without reading its vectors.
+
+        Raises:
+            RoundNotFoundError: If the round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+
+    @abstractmethod
+    def rounds(self) -> range:
+        """Return the rounds that are stored, `range(0, k)`."""
+
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Return the bytes the store takes."""
+
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """Clients that were forgotten: nothing they sent is stored any more."""
+        return ()
+
+    def close(self) -> None:
+        """Release what the store holds. Closing twice is fine."""
+
     def write_round(self, record: RoundRecord) -> None:
         """Append a round; when this returns, the round is as safe as the store can make it.
 
@@ -64,8 +121,18 @@ class HistoryStore(ABC):
             ShapeError: If a shape or dtype differs from the manifest's.
             HistoryFullError: If there is no room; all earlier rounds are intact.
         """
+        self.append(self.to_arrays(record))
 
-    @abstractmethod
+    def to_arrays(self, record: RoundRecord) -> RoundArrays:
+        """Return a round as what `append` takes, sharing its memory where that is possible.
+
+        Raises:
+            ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
+        """
+        from fedrec.history.conversion import to_arrays
+
+        return to_arrays(record)
+
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
         """Read a round; the result owns its memory.
 
@@ -77,20 +144,9 @@ class HistoryStore(ABC):
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
+        from fedrec.history.conversion import to_record
 
-    @property
-    def forgotten(self) -> tuple[str, ...]:
-        """Clients that were forgotten: nothing they sent is stored any more."""
-        return ()
-
-    @abstractmethod
-    def index(self, t: int) -> RoundIndex:
-        """Return what is known of a round without reading its vectors.
-
-        Raises:
-            RoundNotFoundError: If the round is not stored.
-            HistoryCorruptedError: If the bytes are not those that were written.
-        """
+        return to_record(self.read(t, client_ids))
 
     def as_stored(self, updates: Tensor) -> Tensor:
         """Return updates that are to be written as `read_round` would return them afterwards.
@@ -98,23 +154,12 @@ class HistoryStore(ABC):
         They differ where a store keeps updates approximately.
 
         Args:
-            updates: Shape $(m, d)$.
+            updates: Shape $(m, d)$; must not be changed until they are written.
 
         Returns:
             Shape $(m, d)$; `updates` itself if nothing differs.
         """
         return updates
-
-    @abstractmethod
-    def rounds(self) -> range:
-        """Return the rounds that are stored, `range(0, k)`."""
-
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Return the bytes the store takes."""
-
-    def close(self) -> None:
-        """Release what the store holds. Closing twice is fine."""
 
     def check_model(self, fingerprint: str, num_parameters: int) -> None:
         """Raise `HistoryFormatError` if the recording is of another model."""

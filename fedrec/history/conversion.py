@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -13,7 +12,7 @@ from fedrec.exceptions import ShapeError
 from fedrec.history.rounds import RoundArrays
 from fedrec.types import CohortUpdates, RoundRecord
 
-__all__ = ["host_memory", "is_small", "to_arrays", "to_record"]
+__all__ = ["is_small", "to_array", "to_arrays", "to_record"]
 
 # Of a smaller round more time is spent in Python than in copying.
 _SMALL = 2**20
@@ -24,12 +23,10 @@ def is_small(record: RoundRecord) -> bool:
     return record.updates.nbytes < _SMALL
 
 
-def host_memory(size: int) -> NDArray[np.float32]:
-    """Return so many float32 numbers in memory that a GPU in use reads at full speed."""
-    if torch.cuda.is_initialized():
-        result: NDArray[np.float32] = torch.empty(size, pin_memory=True).numpy()
-        return result
-    return np.empty(size, np.float32)
+def to_array(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array, which shares its memory if that is possible."""
+    result: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
+    return result
 
 
 def to_arrays(record: RoundRecord) -> RoundArrays:
@@ -44,8 +41,7 @@ def to_arrays(record: RoundRecord) -> RoundArrays:
             raise ShapeError(
                 f"Expected `{name}` of round {record.round} to be {dtype}, but got {tensor.dtype}."
             )
-        result: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
-        return result
+        return to_array(tensor)
 
     buffers = record.buffers
     is_wide = buffers is not None and buffers.dtype == torch.float64

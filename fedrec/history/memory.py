@@ -8,11 +8,9 @@ from typing import Any
 
 from fedrec.exceptions import HistoryFormatError, RoundNotFoundError
 from fedrec.history.base import HistoryStore
-from fedrec.history.conversion import to_arrays, to_record
 from fedrec.history.manifest import Manifest
 from fedrec.history.retention import Retention
-from fedrec.history.rounds import RoundArrays, RoundIndex, largest_magnitudes
-from fedrec.types import RoundRecord
+from fedrec.history.rounds import RoundArrays, RoundIndex
 
 __all__ = ["MemoryHistory"]
 
@@ -77,7 +75,7 @@ class MemoryHistory(HistoryStore):
         self._sampled = self._retention.sample(tuple(manifest.clients), manifest.seed)
         self._manifest = Manifest.from_json(manifest.to_json())  # as a file would give it back
 
-    def write_round(self, record: RoundRecord) -> None:
+    def append(self, arrays: RoundArrays) -> None:
         """Append a round.
 
         Raises:
@@ -85,11 +83,10 @@ class MemoryHistory(HistoryStore):
                 has numbers that are not finite.
             ShapeError: If a shape or dtype differs from the manifest's.
         """
-        arrays = to_arrays(record)
         arrays.check(self.manifest, len(self._rounds))
         stored = self._sampled if self._retention.stores(arrays.round) else frozenset()
         rows = [k for k, c in enumerate(arrays.client_ids) if c in stored]
-        largest = largest_magnitudes(arrays.updates).tolist()
+        largest = arrays.magnitudes()
         self._bounds.append({arrays.client_ids[k]: largest[k] for k in rows})
         if len(rows) < len(arrays.client_ids):
             arrays = replace(arrays, updates=arrays.updates[rows])
@@ -100,8 +97,8 @@ class MemoryHistory(HistoryStore):
             old = self._rounds[expired]
             self._rounds[expired] = replace(old, updates=old.updates[:0].copy())
 
-    def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
-        """Read a round; the result owns its memory.
+    def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
+        """Read a round as arrays; the result owns its memory.
 
         Args:
             t: Round, 0-based.
@@ -113,7 +110,7 @@ class MemoryHistory(HistoryStore):
         stored = self._stored(t)
         wanted = stored.client_ids if client_ids is None else tuple(client_ids)
         if wanted == stored.client_ids and len(stored.updates) == len(wanted):
-            return to_record(stored.copy())
+            return stored.copy()
         row = {client_id: k for k, client_id in enumerate(self._bounds[t])}
         missing = [c for c in wanted if c not in row]
         if missing:
@@ -124,7 +121,7 @@ class MemoryHistory(HistoryStore):
                 + (f", as it keeps updates of {self._retention}" if dropped else "")
                 + f". HINT: ask for clients in `index({t}).{'kept' if dropped else 'present'}`."
             )
-        some = replace(
+        return replace(
             stored,
             client_ids=wanted,
             updates=stored.updates[[row[c] for c in wanted]],
@@ -133,7 +130,6 @@ class MemoryHistory(HistoryStore):
             aggregate=stored.aggregate.copy(),
             buffers=None if stored.buffers is None else stored.buffers.copy(),
         )
-        return to_record(some)
 
     def index(self, t: int) -> RoundIndex:
         """Return what is known of a round without reading its vectors.

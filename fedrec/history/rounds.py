@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,6 +75,7 @@ class RoundArrays:
         buffers: Averaged buffers after the round, shape $(b,)$, float32 or float64, or `None`.
         departure: Why the executor had left its plan by then, if it had.
         dropped: Those of `client_ids` whose updates are not here, and not to be stored.
+        encoded: What a store has made of each update already, in row order, if it has.
     """
 
     round: int
@@ -87,6 +89,12 @@ class RoundArrays:
     buffers: NDArray[np.floating[Any]] | None = None
     departure: Mapping[str, Any] | None = None
     dropped: frozenset[str] = frozenset()
+    encoded: Sequence[Any] | None = None
+
+    @property
+    def row_ids(self) -> tuple[str, ...]:
+        """Clients whose updates are here, in row order."""
+        return tuple(c for c in self.client_ids if c not in self.dropped)
 
     def copy(self) -> RoundArrays:
         """Return the round in memory of its own."""
@@ -103,9 +111,11 @@ class RoundArrays:
     def check(self, manifest: Manifest, next_round: int) -> None:
         """Check that a store with this manifest may append the round.
 
+        The numbers of updates are left to `magnitudes`.
+
         Raises:
             HistoryError: If it is not the next round, names an unknown client or one twice, or
-                holds a number that is not finite.
+                has a number that is not finite in a vector that is no update.
             ShapeError: If a shape or dtype differs from the manifest's.
         """
         if self.round != next_round:
@@ -122,12 +132,11 @@ class RoundArrays:
         for name, ids in (("client_ids", self.client_ids), ("cohort", self.cohort)):
             if len(set(ids)) != len(ids):
                 raise HistoryError(f"Round {self.round} names a client twice in `{name}`: {ids}.")
-        sent = [c for c in self.client_ids if c not in self.dropped]
         m, d, b = len(self.client_ids), manifest.num_parameters, manifest.num_buffers
         buffers = np.empty(0, manifest.buffer_dtype) if self.buffers is None else self.buffers
         for name, array, shape, dtype in (
             ("global_weights", self.global_weights, (d,), "float32"),
-            ("updates", self.updates, (len(sent), d), "float32"),
+            ("updates", self.updates, (len(self.row_ids), d), "float32"),
             ("num_samples", self.num_samples, (m,), "int64"),
             ("aggregate", self.aggregate, (d,), "float32"),
             ("buffers", buffers, (b,), manifest.buffer_dtype),
@@ -137,21 +146,34 @@ class RoundArrays:
                     f"Expected `{name}` of round {self.round} to be {dtype} of shape {shape}, "
                     f"but got {array.dtype} of shape {array.shape}."
                 )
-        vectors: dict[str, NDArray[np.floating[Any]]] = {
-            "`global_weights`": self.global_weights,
-            "`aggregate`": self.aggregate,
-            "`buffers`": buffers,
-        }
-        if not np.isfinite(self.updates.sum()):  # only then is a closer look needed
-            for client_id, update in zip(sent, self.updates, strict=True):
-                vectors[f"the update of `{client_id}`"] = update
-        for name, vector in vectors.items():
+        for name, vector in (
+            ("global_weights", self.global_weights),
+            ("aggregate", self.aggregate),
+            ("buffers", buffers),
+        ):
             if not np.isfinite(vector).all():
-                raise HistoryError(f"Round {self.round} has non-finite numbers in {name}.")
+                raise not_finite(self.round, f"`{name}`")
+
+    def magnitudes(self) -> list[float]:
+        """Return the largest magnitude of each update, by which numbers that are not finite show.
+
+        Raises:
+            HistoryError: If an update has one.
+        """
+        largest: list[float] = largest_magnitudes(self.updates).tolist()
+        for client_id, magnitude in zip(self.row_ids, largest, strict=True):
+            if not math.isfinite(magnitude):
+                raise not_finite(self.round, f"the update of `{client_id}`")
+        return largest
+
+
+def not_finite(t: int, name: str) -> HistoryError:
+    """Return the error for a number that is not finite in a part of round `t`."""
+    return HistoryError(f"Round {t} has non-finite numbers in {name}.")
 
 
 def largest_magnitudes(updates: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the largest magnitude of each row.
+    """Return the largest magnitude of each row: infinite or NaN if it has such a number.
 
     Shape:
         - `updates`: $(m, d)$, not empty.

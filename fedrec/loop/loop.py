@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from fedrec._checks import (
@@ -26,20 +23,19 @@ from fedrec.attacks.base import Attack
 from fedrec.callbacks import Callback, RichProgressBar
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
+from fedrec.executors import Executor
 from fedrec.federation import ClientSampler, Federation
 from fedrec.history.base import HistoryStore
-from fedrec.loop.evaluation import check_evaluation, evaluate, fixed_subset, named_metrics
+from fedrec.loop.evaluation import named_metrics
 from fedrec.loop.recording import Recording
 from fedrec.loop.recovery import Recovery
-from fedrec.loop.runtime import torch_settings
+from fedrec.loop.runtime import Runtime
 from fedrec.recoverers.base import Recoverer
 from fedrec.types import Detection, RunResult
 
 __all__ = ["FederatedLoop"]
 
 _PRECISIONS = ("32-true", "bf16-mixed")
-_DEV_ROUNDS = 3
 
 
 class FederatedLoop:
@@ -153,8 +149,6 @@ class FederatedLoop:
         self.eval_every = eval_every
         self.eval_samples = eval_samples
         self.metrics = named_metrics(metrics)
-        #: Whether the test error rate may be undefined, since something else is measured.
-        self.can_do_without_ter = bool(self.metrics)
         self.default_root_dir = None if default_root_dir is None else Path(default_root_dir)
         self.seed = seed
         self.deterministic = check_bool("deterministic", deterministic)
@@ -167,11 +161,8 @@ class FederatedLoop:
         for callback in own:
             check_instance("callbacks", callback, Callback)
         self.callbacks = [*own, RichProgressBar()] if enable_progress_bar else own
-        self.announced = ""
-        self._fabric: Fabric | None = None
-        self._subset: tuple[object, object] | None = None
-
-    # -- what users call ------------------------------------------------------------------------
+        #: What all three verbs run on.
+        self.runtime = Runtime(self)
 
     def record(
         self,
@@ -228,14 +219,14 @@ class FederatedLoop:
         check_instance("attack", attack, Attack, optional=True)
         check_instance("detector", detector, Detector, optional=True)
         check_instance("sampler", sampler, ClientSampler, optional=True)
-        with torch_settings(self, federation):
-            self._check_evaluation(federation, attack)
+        with self.runtime.running(federation):
+            self.runtime.check_evaluation(federation, attack)
             return Recording(
-                loop=self,
+                runtime=self.runtime,
                 federation=federation,
                 aggregator=aggregator,
                 history=history,
-                max_rounds=self.limit(max_rounds),
+                max_rounds=self.runtime.limit(max_rounds),
                 server_lr=server_lr,
                 attack=attack,
                 detector=detector,
@@ -306,10 +297,10 @@ class FederatedLoop:
         if isinstance(exclude, str) or not isinstance(exclude, Detection | Iterable):
             raise ConfigurationError(expected("exclude", "a list of client ids", exclude))
         excluded = exclude.malicious if isinstance(exclude, Detection) else tuple(exclude)
-        with torch_settings(self, federation):
-            self._check_evaluation(federation, attack)
+        with self.runtime.running(federation):
+            self.runtime.check_evaluation(federation, attack)
             return Recovery(
-                loop=self,
+                runtime=self.runtime,
                 federation=federation,
                 history=history,
                 recoverer=recoverer,
@@ -352,128 +343,14 @@ class FederatedLoop:
         check_instance("federation", federation, Federation)
         check_instance("global_weights", global_weights, Tensor)
         check_instance("attack", attack, Attack, optional=True)
-        dataset, device = federation.test_dataset, self.device
+        dataset, device = federation.test_dataset, self.runtime.device
         if dataset is None:
             raise ConfigurationError(
                 expected(
                     "federation.test_dataset", "a data set", None, hint="pass `test_dataset=`."
                 )
             )
-        with torch_settings(self, federation):
+        with self.runtime.running(federation):
             federation.module.to(device)
             weights = global_weights.to(device)
-            return evaluate(
-                federation,
-                dataset,
-                weights,
-                attack=attack,
-                buffers=buffers,
-                device=device,
-                metrics=self.metrics,
-                can_do_without=self.can_do_without_ter,
-            )
-
-    # -- what recording and recovery use --------------------------------------------------------
-
-    @property
-    def fabric(self) -> Fabric:
-        """The Lightning Fabric that chooses the device."""
-        if self._fabric is None:
-            # Precision is applied by `autocast` below; Fabric would announce it on the terminal.
-            on_cuda = self.accelerator != "cpu" and torch.cuda.is_available()
-            self._fabric = Fabric(accelerator="cuda" if on_cuda else "cpu", devices=1)
-        return self._fabric
-
-    @property
-    def device(self) -> torch.device:
-        """Where tensors live."""
-        return self.fabric.device
-
-    @property
-    def autocast(self) -> Any:
-        """Makes the context manager of the chosen precision."""
-        if self.precision == "32-true":
-            return nullcontext
-        device = self.device.type
-        return lambda: torch.autocast(device, dtype=torch.bfloat16)
-
-    @property
-    def loggers(self) -> list[Any]:
-        """Lightning's loggers; metrics.csv is written beside them."""
-        if isinstance(self.logger, bool) or self.logger is None or self.fast_dev_run:
-            return []
-        return list(self.logger) if isinstance(self.logger, (list, tuple)) else [self.logger]
-
-    @property
-    def folder(self) -> Path | None:
-        """The run folder, or `None` if nothing is to be written."""
-        return None if self.fast_dev_run else self.default_root_dir
-
-    def limit(self, max_rounds: int) -> int:
-        """Return the number of rounds, cut down by `fast_dev_run`."""
-        if not self.fast_dev_run:
-            return max_rounds
-        return min(max_rounds, _DEV_ROUNDS if self.fast_dev_run is True else self.fast_dev_run)
-
-    def choose_executor(self) -> Executor:
-        """Return the executor that was asked for."""
-        if isinstance(self.executor, Executor):
-            return self.executor
-        if self.executor == "sequential":
-            return SequentialExecutor()
-        return VectorizedExecutor(warn=self.executor == "vectorized")
-
-    def execution(self) -> dict[str, Any]:
-        """Describe what, beside the executor, the bits of a result depend on."""
-        return {
-            "device": self.device.type,
-            "precision": self.precision,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-        }
-
-    def evaluate_curve(
-        self,
-        federation: Federation,
-        global_weights: Tensor,
-        attack: Attack | None,
-        buffers: Tensor | None,
-    ) -> dict[str, float]:
-        """Evaluate on the fixed subset; empty without test data."""
-        whole = federation.test_dataset
-        if whole is None:
-            return {}
-        if self._subset is None or self._subset[0] is not whole:
-            self._subset = whole, fixed_subset(whole, self.eval_samples, self.seed)
-        subset: Any = self._subset[1]
-        found = evaluate(
-            federation,
-            subset,
-            global_weights,
-            attack=attack,
-            buffers=buffers,
-            device=self.device,
-            metrics=self.metrics,
-            can_do_without=self.can_do_without_ter,
-        )
-        return {name: value for name, value in found.items() if value is not None}
-
-    def _check_evaluation(self, federation: Federation, attack: Attack | None) -> None:
-        federation.module.to(self.device)
-        check_evaluation(
-            federation,
-            attack=attack,
-            device=self.device,
-            metrics=self.metrics,
-            can_do_without=self.can_do_without_ter,
-        )
-
-    def evaluates(self, t: int, max_rounds: int) -> bool:
-        """Whether the curve has a point after round `t`."""
-        every = self.eval_every or math.ceil(max_rounds / 20)
-        return (t + 1) % every == 0 or t == max_rounds - 1
-
-    def call(self, hook: str, *args: Any) -> None:
-        """Call a hook of every callback."""
-        for callback in self.callbacks:
-            getattr(callback, hook)(self, *args)
+            return self.runtime.evaluate(federation, dataset, weights, attack, buffers)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,37 +24,18 @@ from fedrec.history.background import BackgroundWriter
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
 from fedrec.loop.checkpoint import load_state, on_device, save_state
-from fedrec.loop.footprint import num_bytes_text, recording_bytes
+from fedrec.loop.footprint import recording_bytes
 from fedrec.loop.interrupts import stop_between_rounds
 from fedrec.loop.logs import MetricsLog
+from fedrec.loop.plan import carried_out, require_same_plan
+from fedrec.loop.rehearsal import buffers_that_change, check_repeatable
 from fedrec.loop.round import Engine
+from fedrec.loop.runtime import Runtime
 from fedrec.types import RoundRecord, RunResult
 
-if TYPE_CHECKING:
-    from fedrec.loop import FederatedLoop
-
-__all__ = ["Recording", "announce", "require_same_plan", "training_of"]
+__all__ = ["Recording", "training_of"]
 
 _log = logging.getLogger(__name__)
-
-
-def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
-    """Raise `ConfigurationError` if going on under another execution plan would change bits.
-
-    The number of threads is not compared: it is taken over.
-    """
-    names = sorted(set(recorded) | set(current))
-    differences = [
-        f"{name}: {recorded.get(name)!r} then, {current.get(name)!r} now"
-        for name in names
-        if name != "threads" and recorded.get(name) != current.get(name)
-    ]
-    if differences:
-        raise ConfigurationError(
-            f"Cannot resume {what} under another execution plan, since its bits would differ "
-            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and "
-            "packages."
-        )
 
 
 def training_of(federation: Federation) -> dict[str, dict[str, Any]]:
@@ -72,27 +53,11 @@ def versions() -> dict[str, str]:
     return {"fedrec": fedrec.__version__, **{name: version(name) for name in packages}}
 
 
-def plan_text(execution: Mapping[str, Any]) -> str:
-    """Say how updates are computed, for people."""
-    path = execution.get("path", execution["executor"])
-    threads = execution["threads"]
-    plural = "" if threads == 1 else "s"
-    return f"Computing on {execution['device']} ({path}, {threads} thread{plural})"
-
-
-def announce(loop: FederatedLoop, execution: Mapping[str, Any], num_bytes: int) -> None:
-    """Say how updates are computed, unless a loop said the same before, and in how much memory."""
-    text = plan_text(execution)
-    if text != loop.announced:
-        loop.announced = text
-        _log.info("%s; about %s of memory for updates.", text, num_bytes_text(num_bytes))
-
-
 @dataclass(kw_only=True, eq=False)
 class Recording:
     """One call of `FederatedLoop.record`; see there for the arguments."""
 
-    loop: FederatedLoop
+    runtime: Runtime
     federation: Federation
     aggregator: Aggregator
     history: HistoryStore
@@ -108,35 +73,34 @@ class Recording:
 
     def run(self) -> RunResult:
         """Record, or go on recording."""
-        loop, federation = self.loop, self.federation
-        federation.module.to(loop.device)
+        runtime, federation = self.runtime, self.federation
+        self.folder = None if runtime.folder is None else runtime.folder / "record"
+        federation.module.to(runtime.device)
         self.engine = Engine(
             federation=federation,
             phase="record",
-            executor=loop.choose_executor(),
+            executor=runtime.choose_executor(),
             aggregator=self.aggregator,
             server_lr=self.server_lr,
             attack=self.attack,
             malicious=frozenset(federation.malicious if self.attack is not None else ()),
-            seed=loop.seed,
-            device=loop.device,
-            autocast=loop.autocast,
+            seed=runtime.settings.seed,
+            device=runtime.device,
+            autocast=runtime.autocast,
             on_bad_update=self.on_bad_update,
         )
         initial = federation.layout.flatten(federation.module)
         if self.detector is not None:
             self.detector.reset(federation.malicious)
         weights, first = self._begin(initial)
-        folder = loop.folder
-        path = folder / "record" / "metrics.csv" if folder and loop.logger is not False else None
-        log = MetricsLog(path, loop.loggers, "record/", first, loop.metrics)
+        log = runtime.metrics_log(self.folder, "record/", first)
         seconds, saved = 0.0, time.monotonic()
         self.client_seconds = 0.0
         t = first
         self.writer = BackgroundWriter(self.history)
         layout, num_clients = federation.layout, len(federation.clients)
-        announce(loop, self.execution, recording_bytes(num_clients, layout.num_parameters))
-        loop.call("on_record_start", self.max_rounds, first)
+        runtime.announce(self.execution, recording_bytes(num_clients, layout.num_parameters))
+        runtime.call("on_record_start", self.max_rounds, first)
         try:
             with stop_between_rounds() as stop:
                 for t in range(first, self.max_rounds):
@@ -145,8 +109,8 @@ class Recording:
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
                     stopping = stop.signal is not None
-                    if stopping or time.monotonic() - saved >= loop.checkpoint_every:
-                        self._save_memory(t + 1)
+                    if stopping or time.monotonic() - saved >= runtime.settings.checkpoint_every:
+                        self._save_rule_state(t + 1)
                         saved = time.monotonic()
                     if stopping:
                         self.writer.wait()
@@ -163,12 +127,12 @@ class Recording:
             rounds=len(self.history.rounds()),
             seconds=seconds,
             curve=log.curve(),
-            execution=self.engine.execution_of(self.execution),
-            buffers=self.engine.buffers,
+            execution=carried_out(self.execution, self.engine.executor),
+            buffers=self.engine.buffers.values,
             detection=None if self.detector is None else self.detector.result(),
             client_seconds={"record": self.client_seconds},
         )
-        loop.call("on_record_end", result)
+        runtime.call("on_record_end", result)
         return result
 
     def _decided(self) -> bool:
@@ -191,14 +155,11 @@ class Recording:
             threads = recorded.execution.get("threads")
             if isinstance(threads, int):
                 torch.set_num_threads(threads)
-            self.engine.average_buffers(recorded.buffers)
+            self.engine.buffers.select(recorded.buffers)
         else:
-            self.engine.average_buffers(self.engine.rehearse(initial))
-            self.engine.check_repeatable(initial)
-        self.execution = {
-            **self.loop.execution(),
-            **self.engine.plan(initial, self.federation.client_ids),
-        }
+            self.engine.buffers.select(buffers_that_change(self.engine, initial))
+            check_repeatable(self.engine, initial)
+        self.execution = self.runtime.plan(self.engine, initial, self.federation.client_ids)
         manifest = self._manifest()
         if history.is_empty:
             history.begin(manifest)
@@ -221,15 +182,15 @@ class Recording:
         # The first round that the aggregator has to see again.
         begin = len(rounds)
         if self.engine.aggregator.has_memory:
-            begin = self._load_memory(len(rounds))
+            begin = self._load_rule_state(len(rounds))
         watched = self.detector is not None and self.detector.needs_updates
         watched = watched or self.engine.attack_has_memory
         self._require_updates(rounds if watched else rounds[begin:])
         seen_by_all = self.detector is not None or self.engine.attack_has_memory
         for t in rounds if seen_by_all else rounds[max(begin - 1, 0) :]:
             needed = None if watched or t >= begin else ()
-            record = self.history.read_round(t, needed).to(self.loop.device)
-            ctx = self.engine.context(t, record.cohort, record.global_weights, _ignore)
+            record = self.history.read_round(t, needed).to(self.runtime.device)
+            ctx = self.engine.context(t, record.cohort, record.global_weights)
             self.engine.remember(ctx, record.sent)
             if self.detector is not None:
                 self.detector.observe(record)
@@ -242,7 +203,7 @@ class Recording:
                     record.global_weights,
                 )
             if record.buffers is not None:
-                self.engine.buffers = record.buffers
+                self.engine.buffers.values = record.buffers
         self.engine.last_aggregate = record.aggregate
         self.engine.executor.departure = record.departure
         return self.engine.apply(record.global_weights, record.aggregate), rounds[-1] + 1
@@ -260,14 +221,13 @@ class Recording:
                 )
 
     @property
-    def _memory(self) -> Path | None:
-        """Where the aggregator's memory is kept, which saves replaying the rounds before."""
-        folder = self.loop.folder
-        return None if folder is None else folder / "record" / "aggregator.npz"
+    def _rule_state_path(self) -> Path | None:
+        """Where what the rule remembers is kept, which saves replaying the rounds before."""
+        return None if self.folder is None else self.folder / "aggregator.npz"
 
-    def _save_memory(self, next_round: int) -> None:
-        """Save what the aggregator remembers, once all the rounds it is of are stored."""
-        path, aggregator = self._memory, self.engine.aggregator
+    def _save_rule_state(self, next_round: int) -> None:
+        """Save what the rule remembers, once all the rounds it is of are stored."""
+        path, aggregator = self._rule_state_path, self.engine.aggregator
         if path is not None and aggregator.has_memory:
             self.writer.wait()
             store_id = self.history.manifest.store_id
@@ -275,9 +235,9 @@ class Recording:
             register_derived(path)  # a rule may remember single clients
             save_state(path, {"store_id": store_id, "next": next_round, "aggregator": state})
 
-    def _load_memory(self, num_rounds: int) -> int:
-        """Take over what was saved; return the first round to replay."""
-        path = self._memory
+    def _load_rule_state(self, num_rounds: int) -> int:
+        """Let the rule remember what was saved; return the first round to replay."""
+        path = self._rule_state_path
         if path is None or not path.exists():
             return 0
         try:
@@ -287,7 +247,7 @@ class Recording:
             return 0
         if state["store_id"] != self.history.manifest.store_id or state["next"] > num_rounds:
             return 0  # of another history
-        self.engine.aggregator.load_state_dict(on_device(state["aggregator"], self.loop.device))
+        self.engine.aggregator.load_state_dict(on_device(state["aggregator"], self.runtime.device))
         return int(state["next"])
 
     def _manifest(self) -> Manifest:
@@ -298,7 +258,7 @@ class Recording:
             buffers=layout.buffer_spec,
             clients={c.client_id: c.num_samples for c in self.federation.clients},
             malicious=self.federation.malicious,
-            seed=self.loop.seed,
+            seed=self.runtime.settings.seed,
             aggregator=self.aggregator.spec(),
             server_lr=self.server_lr,
             max_rounds=self.max_rounds,
@@ -333,13 +293,13 @@ class Recording:
 
     def _round(self, t: int, weights: Tensor, log: MetricsLog) -> tuple[Tensor, float]:
         """Do one round; return the next weights and the seconds spent, evaluation left out."""
-        loop, engine, ids = self.loop, self.engine, self.federation.client_ids
+        runtime, engine, ids = self.runtime, self.engine, self.federation.client_ids
         began = time.perf_counter()
-        cohort = ids if self.sampler is None else self.sampler.sample(ids, t, loop.seed)
+        cohort = ids if self.sampler is None else self.sampler.sample(ids, t, runtime.settings.seed)
         logged: dict[str, float] = {}
         ctx = engine.context(t, cohort, weights, logged.__setitem__)
-        loop.call("on_round_start", ctx)
-        memory = engine.attack.state_dict() if engine.attack is not None else {}
+        runtime.call("on_round_start", ctx)
+        attack_state = engine.attack.state_dict() if engine.attack is not None else {}
         asking = time.perf_counter()
         sent = engine.ask(ctx, cohort)
         self.client_seconds += time.perf_counter() - asking
@@ -348,15 +308,15 @@ class Recording:
                 f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: the model "
                 "diverges; lower `server_lr` or use a robust aggregation rule."
             )
-        loop.call("on_updates", ctx, sent)
+        runtime.call("on_updates", ctx, sent)
         remembers = engine.aggregator.has_memory
         # What has a memory sees the round as a resumed recording will.
-        decoded = remembers or self.detector is not None or bool(memory)
+        decoded = remembers or self.detector is not None or bool(attack_state)
         seen = sent
         if decoded:
             seen = dataclasses.replace(sent, updates=self.history.as_stored(sent.updates))
-        if memory and engine.attack is not None:
-            engine.attack.load_state_dict(memory)
+        if attack_state and engine.attack is not None:
+            engine.attack.load_state_dict(attack_state)
             engine.remember(ctx, seen)
         new, aggregate = engine.server_step(
             ctx,
@@ -364,6 +324,7 @@ class Recording:
             sent.num_samples,
             sent.client_ids,
             weights,
+            checked=sent.updates,
         )
         engine.end_round()
         record = RoundRecord(
@@ -372,26 +333,23 @@ class Recording:
             sent=sent,
             aggregate=aggregate,
             cohort=tuple(cohort),
-            buffers=engine.buffers,
+            buffers=engine.buffers.values,
             departure=engine.executor.departure,
         )
         if self.detector is not None:
             self.detector.observe(dataclasses.replace(record, sent=seen))
         spent = time.perf_counter() - began
         values, tested = {**sent.metrics, **logged}, dict[str, float]()
-        if loop.evaluates(t, self.max_rounds):
-            tested = loop.evaluate_curve(self.federation, new, self.attack, engine.buffers)
+        if runtime.evaluates(t, self.max_rounds):
+            buffers = engine.buffers.values
+            tested = runtime.evaluate_curve(self.federation, new, self.attack, buffers)
         log.write(t, values, tested)
         values = {**values, **tested}
         began = time.perf_counter()
         self.writer.write(record)
         spent += time.perf_counter() - began
-        loop.call("on_round_end", ctx, values)
+        runtime.call("on_round_end", ctx, values)
         return new, spent
-
-
-def _ignore(name: str, value: float) -> None:
-    """Replaying a round logs nothing."""
 
 
 def _short(value: object) -> str:

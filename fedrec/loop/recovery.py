@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,14 @@ from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
 from fedrec.history.view import HistoryView
 from fedrec.loop.checkpoint import lightning_checkpoint, load_state, on_device, save_state
-from fedrec.loop.context import recovery_context, require_cooperation
+from fedrec.loop.context import Meter, MeteredContext
 from fedrec.loop.footprint import recovery_bytes
 from fedrec.loop.interrupts import stop_between_rounds
 from fedrec.loop.logs import MetricsLog
-from fedrec.loop.recording import announce, require_same_plan, training_of
+from fedrec.loop.plan import carried_out, require_same_plan
+from fedrec.loop.recording import training_of
 from fedrec.loop.round import Engine
+from fedrec.loop.runtime import Runtime
 from fedrec.loop.server import no_server_data
 from fedrec.metrics import CostLedger
 from fedrec.metrics.estimate_errors import EstimateErrors
@@ -36,17 +38,22 @@ from fedrec.recoverers._gradients import warn_unless_gradients
 from fedrec.recoverers.base import Recoverer
 from fedrec.types import RunResult
 
-if TYPE_CHECKING:
-    from fedrec.loop import FederatedLoop
+__all__ = ["Recovery", "help_from_attackers"]
 
-__all__ = ["Recovery"]
+
+def help_from_attackers(name: str, hostile: Sequence[str]) -> str:
+    """Say why a method that asks excluded clients is refused if they are malicious."""
+    return (
+        f"{name} asks the excluded clients for help, but {hostile[:10]} are malicious and would "
+        "send what they want. HINT: use a recoverer that leaves them alone."
+    )
 
 
 @dataclass(kw_only=True, eq=False)
 class Recovery:
     """One call of `FederatedLoop.recover`; see there for the arguments."""
 
-    loop: FederatedLoop
+    runtime: Runtime
     federation: Federation
     history: HistoryStore
     recoverer: Recoverer
@@ -62,39 +69,42 @@ class Recovery:
 
     def run(self) -> RunResult:
         """Recover, or go on recovering."""
-        loop, history = self.loop, self.history
+        runtime, history = self.runtime, self.history
         self._prepare()
         state = self._load() if self.resume else None
         if state is not None:
             torch.set_num_threads(state["execution"]["threads"])
-        weights = history.read_round(0, ()).global_weights.to(loop.device)
-        self.execution = {**loop.execution(), **self.engine.plan(weights, self.remaining)}
+        weights = history.read_round(0, ()).global_weights.to(runtime.device)
+        self.execution = runtime.plan(self.engine, weights, self.remaining)
         first, seconds, finished = 0, 0.0, False
         if state is None:
             began = time.perf_counter()
             self.recoverer.start(self.view, self.rounds)
             if self.recoverer.assumes_gradients:
                 warn_unless_gradients(self.federation, self.remaining, self.name)
-            weights = self.recoverer.initial_weights(self.view).to(loop.device)
+            weights = self.recoverer.initial_weights(self.view).to(runtime.device)
             self._forget_earlier_run()  # only now: a method that refuses to start destroys nothing
             seconds = time.perf_counter() - began
         else:
             weights, first, seconds = self._restore(state)
             finished = state["finished"]
-        self.estimate_errors = EstimateErrors(self.folder, first, self.exclude)
-        path = self.folder / "metrics.csv" if self.folder and loop.logger is not False else None
-        log = MetricsLog(path, loop.loggers, f"recover/{self.name}/", first, loop.metrics)
+        self.meter = Meter(
+            ledger=self.ledger,
+            estimate_errors=EstimateErrors(self.folder, first, self.exclude),
+            client_seconds=self.client_seconds,
+        )
+        log = runtime.metrics_log(self.folder, f"recover/{self.name}/", first)
         steps = list(self.recoverer.rounds(self.view, self.rounds))
-        self.steps = steps = steps[: loop.limit(len(steps))]
-        if state is None and steps and steps[0] > 0 and self.engine.buffers is not None:
+        self.steps = steps = steps[: runtime.limit(len(steps))]
+        if state is None and steps and steps[0] > 0 and self.engine.buffers.values is not None:
             # Rounds after the recording go on from the last one that counts.
-            last = history.read_round(min(steps[0], self.rounds) - 1, ()).to(loop.device)
-            self.engine.buffers = last.buffers
+            last = history.read_round(min(steps[0], self.rounds) - 1, ()).to(runtime.device)
+            self.engine.buffers.values = last.buffers
         if not finished:
             num_clients, size = len(self.remaining), self.federation.layout.num_parameters
             kept = self.recoverer.kept_bytes(num_clients, size)
-            announce(loop, self.execution, recovery_bytes(num_clients, size, kept))
-        loop.call("on_recover_start", self.name, self.rounds, first)
+            runtime.announce(self.execution, recovery_bytes(num_clients, size, kept))
+        runtime.call("on_recover_start", self.name, self.rounds, first)
         if not finished:
             weights, seconds = self._steps(steps, first, weights, seconds, log)
             self._write_results(weights, seconds)
@@ -105,24 +115,24 @@ class Recovery:
             rounds=state["rounds"] if state and finished else len(steps),
             seconds=seconds,
             curve=log.curve(),
-            execution=self.engine.execution_of(self.execution),
-            buffers=self.engine.buffers,
+            execution=carried_out(self.execution, self.engine.executor),
+            buffers=self.engine.buffers.values,
             ledger=self.ledger,
             diagnostics=state["diagnostics"]
             if state and finished
             else self.recoverer.diagnostics(),
             client_seconds=self.client_seconds,
-            estimate_errors=tuple(self.estimate_errors.rows),
+            estimate_errors=tuple(self.meter.estimate_errors.rows),
         )
-        loop.call("on_recover_end", result)
+        runtime.call("on_recover_end", result)
         return result
 
     def _steps(
         self, steps: Sequence[int], first: int, weights: Tensor, seconds: float, log: MetricsLog
     ) -> tuple[Tensor, float]:
         """Do the rounds that are left."""
-        saved = time.monotonic()
-        self.reader = RoundReader(self.view, [t for t in steps if t >= first], self.loop.device)
+        saved, every = time.monotonic(), self.runtime.settings.checkpoint_every
+        self.reader = RoundReader(self.view, [t for t in steps if t >= first], self.runtime.device)
         try:
             with stop_between_rounds() as stop:
                 for t in steps:
@@ -131,7 +141,7 @@ class Recovery:
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
                     stopping = stop.signal is not None
-                    if stopping or time.monotonic() - saved >= self.loop.checkpoint_every:
+                    if stopping or time.monotonic() - saved >= every:
                         self._save(weights, t + 1, seconds)
                         saved = time.monotonic()
                     if stopping:
@@ -139,13 +149,13 @@ class Recovery:
                         stop.obey(f"after round {t} of {self.name}", f"Stored: {kept}.")
         finally:
             self.reader.close()
-            self.estimate_errors.close()
+            self.meter.estimate_errors.close()
             log.close()
         return weights, seconds
 
     def _prepare(self) -> None:
         """Check that everything fits together, and set up what `run` works with."""
-        loop, federation, manifest = self.loop, self.federation, self.history.manifest
+        runtime, federation, manifest = self.runtime, self.federation, self.history.manifest
         layout = federation.layout
         self.history.check_model(layout.fingerprint, layout.num_parameters)
         self.recorded = recorded = len(self.history.rounds())
@@ -157,7 +167,7 @@ class Recovery:
             raise ConfigurationError(
                 expected("max_rounds", f"at most the {recorded} recorded rounds", self.max_rounds)
             )
-        self.rounds = loop.limit(self.max_rounds or recorded)
+        self.rounds = runtime.limit(self.max_rounds or recorded)
         known = set(manifest.clients)
         unknown = sorted(set(self.exclude) - known)
         if unknown:
@@ -185,27 +195,40 @@ class Recovery:
         if self.recoverer.needs_server_data and federation.server_data is None:
             raise ConfigurationError(no_server_data(type(self.recoverer).__name__))
         if self.recoverer.needs_excluded_client:
-            require_cooperation(self)
+            self._require_cooperation()
         self._require_same_training()
         attackers = federation.malicious if self.attack is not None else ()
         self.engine = Engine(
             federation=federation,
             phase="recover",
-            executor=loop.choose_executor(),
+            executor=runtime.choose_executor(),
             aggregator=self.aggregator or build(manifest.aggregator, Aggregator, "aggregator"),
             server_lr=self.server_lr or manifest.server_lr,
             attack=self.attack,
             malicious=frozenset(attackers) - frozenset(self.exclude),
             seed=manifest.seed,
-            device=loop.device,
-            autocast=loop.autocast,
+            device=runtime.device,
+            autocast=runtime.autocast,
             batch_policy=self.batch_policy,
             on_bad_update=self.on_bad_update,
         )
-        self.engine.average_buffers(manifest.buffers)
-        self.folder = None if loop.folder is None else loop.folder / "recover" / self.name
+        self.engine.buffers.select(manifest.buffers)
+        self.folder = None if runtime.folder is None else runtime.folder / "recover" / self.name
         self.client_seconds: dict[str, float] = {}
         self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
+
+    def _require_cooperation(self) -> None:
+        """Refuse a method that asks excluded clients if those are gone or would not do it."""
+        name, exclude = type(self.recoverer).__name__, set(self.exclude)
+        gone = sorted(exclude.difference(self.federation.client_ids))
+        if gone:
+            raise ConfigurationError(
+                f"{name} asks the excluded clients for help, but {gone[:10]} are not in the "
+                "federation. HINT: use another recoverer once they have left."
+            )
+        hostile = sorted(exclude.intersection(self.federation.malicious))
+        if self.attack is not None and hostile:
+            raise ConfigurationError(help_from_attackers(name, hostile))
 
     def _require_same_training(self) -> None:
         """Refuse a federation that would not send what the recorded one would have sent."""
@@ -256,37 +279,61 @@ class Recovery:
 
     def _round(self, t: int, weights: Tensor, log: MetricsLog) -> tuple[Tensor, float]:
         """Do one round; return the next weights and the seconds spent, evaluation left out."""
-        loop, engine = self.loop, self.engine
+        runtime, engine, meter = self.runtime, self.engine, self.meter
         began = time.perf_counter()
         # After the recording, all that remain may be asked.
         cohort = self.view.cohort(t) if t < self.recorded else self.remaining
         logged: dict[str, float] = {}
         new = weights
-        self.asked, self.comparing = 0, 0.0
+        meter.begin_round()
         if cohort:  # a round whose whole cohort is excluded makes no step
-            ctx = recovery_context(self, t, cohort, weights, logged)
-            loop.call("on_round_start", ctx)
+            ctx = self._context(t, cohort, weights, logged)
+            runtime.call("on_round_start", ctx)
             new = self.recoverer.step(t, weights, ctx)
             if new.shape != weights.shape:
                 raise ShapeError(
                     f"Expected {self.name}.step to return shape {tuple(weights.shape)}, "
                     f"but got {tuple(new.shape)}."
                 )
-            if nonfinite_rows(new[None]):
+            if new is not meter.stepped and nonfinite_rows(new[None]):
                 raise RecoveryError(
                     f"{self.name} gave non-finite global weights in round {t}. "
                     "HINT: ask clients more often (a smaller `correction_period`)."
                 )
             engine.end_round()
-        spent = time.perf_counter() - began - self.comparing
-        values, tested = {"asked": float(self.asked), **logged}, dict[str, float]()
-        if loop.evaluates(t, self.rounds) or t == self.steps[-1]:
-            tested = loop.evaluate_curve(self.federation, new, self.attack, engine.buffers)
+        spent = time.perf_counter() - began - meter.comparing
+        values, tested = {"asked": float(meter.asked), **logged}, dict[str, float]()
+        if runtime.evaluates(t, self.rounds) or t == self.steps[-1]:
+            buffers = engine.buffers.values
+            tested = runtime.evaluate_curve(self.federation, new, self.attack, buffers)
         log.write(t, values, tested)
         values = {**values, **tested}
         if cohort:
-            loop.call("on_round_end", ctx, values)
+            runtime.call("on_round_end", ctx, values)
         return new, spent
+
+    def _context(
+        self, t: int, cohort: tuple[str, ...], weights: Tensor, logged: dict[str, float]
+    ) -> MeteredContext:
+        """Make what the recoverer works with in a round."""
+        runtime, engine = self.runtime, self.engine
+        asking = engine.context(t, cohort, weights, logged.__setitem__)
+        helping = self.exclude if self.recoverer.needs_excluded_client else ()
+        return asking.extended(
+            MeteredContext,
+            purpose="recoverer",
+            max_rounds=self.rounds,
+            excluded=self.exclude,
+            server_lr=engine.server_lr,
+            name=self.name,
+            asking=asking,
+            engine=engine,
+            meter=self.meter,
+            recorded=self.view,
+            reader=self.reader,
+            may_be_asked=frozenset((*cohort, *helping)),
+            on_updates=lambda ctx, sent: runtime.call("on_updates", ctx, sent),
+        )
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -317,7 +364,7 @@ class Recovery:
     def _load(self) -> dict[str, Any] | None:
         """Read the checkpoint, if there is one, and check that it is of this recovery."""
         path = self._checkpoint()
-        if path is None and not self.loop.fast_dev_run:
+        if path is None and not self.runtime.settings.fast_dev_run:
             raise ConfigurationError(
                 "Cannot resume a recovery without a run folder. HINT: pass `default_root_dir=` to "
                 "the loop, in both runs."
@@ -336,7 +383,7 @@ class Recovery:
 
     def _restore(self, state: dict[str, Any]) -> tuple[Tensor, int, float]:
         """Bring everything to where it was at the checkpoint."""
-        engine, device = self.engine, self.loop.device
+        engine, device = self.engine, self.runtime.device
         require_same_plan(state["execution"], self.execution, "the recovery")
         if not state["finished"]:
             self.recoverer.load_state_dict(on_device(state["recoverer"], device))
@@ -345,11 +392,12 @@ class Recovery:
             self.attack.load_state_dict(on_device(state["attack"], device))
         engine.last_aggregate = on_device(state["last_aggregate"], device)
         engine.executor.departure = state["departure"]
-        if engine.buffers is not None:
-            engine.buffers = state["buffers"].to(device)
+        if engine.buffers.values is not None:
+            engine.buffers.values = state["buffers"].to(device)
         self.ledger.load_state_dict(state["ledger"])
         self.client_seconds = dict(state["client_seconds"])
-        for callback, saved in zip(self.loop.callbacks, state["callbacks"], strict=False):
+        callbacks = self.runtime.settings.callbacks
+        for callback, saved in zip(callbacks, state["callbacks"], strict=False):
             callback.load_state_dict(saved)
         return state["weights"].to(device), state["next"], state["seconds"]
 
@@ -359,7 +407,7 @@ class Recovery:
         path = self._checkpoint()
         if path is None:
             return
-        engine = self.engine
+        engine, callbacks = self.engine, self.runtime.settings.callbacks
         register_derived(path, without=self.exclude)
         save_state(
             path,
@@ -378,11 +426,11 @@ class Recovery:
                 "aggregator": engine.aggregator.state_dict(),
                 "attack": {} if self.attack is None else self.attack.state_dict(),
                 "last_aggregate": engine.last_aggregate,
-                "buffers": engine.buffers,
+                "buffers": engine.buffers.values,
                 "buffer_spec": self.federation.layout.buffer_spec,
                 "departure": engine.executor.departure,
                 "ledger": self.ledger.state_dict(),
-                "callbacks": [callback.state_dict() for callback in self.loop.callbacks],
+                "callbacks": [callback.state_dict() for callback in callbacks],
             },
         )
 
@@ -394,7 +442,7 @@ class Recovery:
         self.ledger.to_csv(self.folder / "ledger.csv")
         module = self.federation.module
         self.federation.layout.load(module, weights)
-        if self.engine.buffers is not None:
-            self.federation.layout.load_buffers(module, self.engine.buffers)
+        if self.engine.buffers.values is not None:
+            self.federation.layout.load_buffers(module, self.engine.buffers.values)
         write_atomically(self.folder / "model.ckpt", lightning_checkpoint(module, self.rounds))
         self._save(weights, self.rounds, seconds, finished=True)

@@ -1,51 +1,45 @@
-"""What recording and recovery share: asking clients, the attack, the checks, the server step."""
+"""One round: asking clients, the attack, the checks, the server step."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.clients.base import Client
-from fedrec.clients.batches import is_plain
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import random_numbers
 from fedrec.clients.objective import LocalWork
-from fedrec.clients.state import state_of
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
-from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.kernels._finite import nonfinite_rows
+from fedrec.loop.buffers import AveragedBuffers
 from fedrec.loop.server import require_lightning, server_client, trained
-from fedrec.parameters import ParameterVector, averageable_buffers
 from fedrec.types import CohortUpdates, Phase, RoundContext
 
 __all__ = ["Engine"]
 
 T = TypeVar("T", bound=Component)
 
-# Relative differences that the order of summation explains: in float32 on a CPU, and elsewhere,
-# where it changes from time to time, and many local steps make more of it.
-_REPEATS = 1e-3
-_REPEATS_ROUGHLY = 5e-2
+_NONFINITE = "the update has NaN or infinity"
 
 
 @dataclass(kw_only=True, eq=False)
 class Engine:
-    """One round's parts, for one phase of one federation.
+    """Computes rounds, one after another, for one phase of one federation.
+
+    A round is `context`, `ask` as often as needed, `server_step`, `end_round`.
 
     Args:
         federation: Clients and model.
@@ -60,6 +54,11 @@ class Engine:
         autocast: Context manager of the chosen precision.
         batch_policy: `"replay"` or `"fresh"`.
         on_bad_update: `"raise"` or `"drop"`.
+
+    Attributes:
+        last_aggregate: What the aggregation rule returned last, shape $(d,)$, or `None`.
+        clients: By id; malicious ones with poisoned data.
+        buffers: The averaged buffers.
     """
 
     federation: Federation
@@ -75,18 +74,18 @@ class Engine:
     batch_policy: str = "replay"
     on_bad_update: str = "raise"
     last_aggregate: Tensor | None = None
-    buffers: Tensor | None = None
     clients: dict[str, Client] = field(init=False)
+    buffers: AveragedBuffers = field(init=False)
     _fakes: frozenset[str] = field(init=False)
     _server: Client | None = field(init=False, default=None)
     _crafted: tuple[int, CohortUpdates] | None = field(init=False, default=None)
-    _new_buffers: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.aggregator = _fresh(self.aggregator)
         if self.attack is not None:
             self.attack.reset(self.federation.malicious)
         self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
+        self.buffers = AveragedBuffers(self.federation, self.device)
         self._fakes = frozenset(c for c, one in self.clients.items() if isinstance(one, FakeClient))
         if self.aggregator.needs_server_update:
             self._server = server_client(self.federation, type(self.aggregator).__name__)
@@ -94,75 +93,6 @@ class Engine:
             if isinstance(client, LightningClient):
                 client.module.to(self.device)
         self.federation.module.to(self.device)
-
-    def average_buffers(self, names: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> None:
-        """Let these buffers be averaged, from what the module has now.
-
-        Args:
-            names: Their names, or what a manifest says of them.
-
-        Raises:
-            ConfigurationError: If the module does not have them so, or the federation refuses.
-        """
-        names = names if isinstance(names, Mapping) else list(names)
-        if names and self.federation.buffers == "refuse":
-            raise ConfigurationError(
-                f"Training changes buffers of {type(self.federation.module).__name__}, which are "
-                f"not part of a client update: {', '.join(f'`{name}`' for name in names)}. HINT: "
-                'keep them as they are in training, or pass `buffers="average"` to average them '
-                "over the clients asked in a round."
-            )
-        layout, module = self.federation.layout, self.federation.module
-        layout.select_buffers(module, names)
-        self.buffers = layout.buffers(module) if names else None
-
-    def check_repeatable(self, global_weights: Tensor) -> None:
-        """Refuse data that cannot be read again as they were, as one client's first batch shows.
-
-        Raises:
-            ConfigurationError: If it is another batch when it is read again.
-        """
-        clients = [c for c in self.federation.clients if isinstance(c, LightningClient)]
-        client = next((c for c in clients if not is_plain(c.dataset, c.collate_fn)), None)
-        if client is None:
-            return
-        ctx = self.context(0, self.federation.client_ids, global_weights, lambda name, value: None)
-        indices, batches = client.batches(ctx)[0], list[Any]()
-        for _ in range(3):  # the first may make what is kept, a generator say
-            with random_numbers(ctx, client.client_id, client.generators()):
-                batches.append(client.read(indices, torch.device("cpu")))
-            if len(batches) > 1 and _are_equal(*batches[-2:]):
-                return
-        raise ConfigurationError(
-            f"Client {client.client_id!r} gives another batch each time the same samples are read, "
-            "with the same seeds, so that no recovery can replay its training. HINT: draw from "
-            "torch, NumPy's global generator, Python's `random`, or generators that the data set "
-            "or its transforms hold, and keep no count of samples read."
-        )
-
-    def rehearse(self, global_weights: Tensor) -> list[str]:
-        """Return the buffers that one client's local training changes in the first two rounds.
-
-        Two, since some follow from weights, and change only once those have. Nothing else comes of
-        it. Running statistics are known without.
-        """
-        module, layout = self.federation.module, ParameterVector(self.federation.module)
-        statistics, names = set(layout.buffer_names), averageable_buffers(module)
-        client = next((c for c in self.federation.clients if isinstance(c, LightningClient)), None)
-        if client is None or statistics.issuperset(names):
-            return list(layout.buffer_names)
-        layout.select_buffers(module, names)
-        before = layout.buffers(module)
-        changed, weights = statistics, global_weights
-        with _on_trial(client):
-            for t in (0, 1):
-                ctx = self.context(t, self.federation.client_ids, weights, lambda name, value: None)
-                ctx = dataclasses.replace(ctx, layout=layout, buffers=before)
-                sent = client.local_update(weights, ctx)
-                if sent.buffers is not None:
-                    changed = changed.union(layout.changed_buffers(before, sent.buffers))
-                weights = self.apply(weights, sent.update)
-        return [name for name in names if name in changed]
 
     def _poisoned(self, client: Client) -> Client:
         if self.attack is None or client.client_id not in self.malicious:
@@ -183,9 +113,16 @@ class Engine:
         t: int,
         client_ids: Sequence[str],
         global_weights: Tensor,
-        logger: Callable[[str, float], None],
+        logger: Callable[[str, float], None] = lambda name, value: None,
     ) -> RoundContext:
-        """Make the context that clients of this round get."""
+        """Make the context that clients of this round get.
+
+        Args:
+            t: The round.
+            client_ids: The cohort.
+            global_weights: Shape $(d,)$.
+            logger: Gets what is logged; by default nobody does.
+        """
         return RoundContext(
             round=t,
             phase=self.phase,
@@ -199,7 +136,7 @@ class Engine:
             logger=logger,
             server_data=self.federation.server_data,
             batch_policy=self.batch_policy,
-            buffers=self.buffers,
+            buffers=self.buffers.values,
         )
 
     def ask(
@@ -212,36 +149,31 @@ class Engine:
         that collude see each other's.
         """
         asked = list(client_ids)
-        attacks = (
-            self.attack is not None
-            and self.attack.crafts_updates
-            and self.attack.is_active(ctx.round)
-            and not self.malicious.isdisjoint(asked)
-        )
-        if attacks and self.attack is not None and self.attack.full_knowledge:
-            if work is None and self._crafted is not None and self._crafted[0] == ctx.round:
-                sent = self._crafted[1]
-            else:
-                honest = self._check(self._compute(ctx, ctx.client_ids, work), asked)
-                sent = self._craft(ctx, honest)
-                self._crafted = (ctx.round, sent) if work is None else self._crafted
+        if self._is_attacked(ctx, asked):
+            sent = _part(self._attacked(ctx, asked, work), asked)
+            self._require_usable(sent, asked)
         else:
-            seen = asked
-            if attacks and self.attack is not None and self.attack.colludes:
-                others = self.malicious.difference(asked)
-                seen = asked + [c for c in ctx.client_ids if c in others]
-            sent = self._check(self._compute(ctx, seen, work), asked)
-            if attacks:
-                sent = self._craft(ctx, sent)
-        if attacks:
-            sent = self._check(_part(sent, asked), asked)
-        self.keep_buffers(sent)
+            sent = self._honest(ctx, asked, work, asked)
+        self.buffers.add(sent)
         return sent
 
-    def keep_buffers(self, sent: CohortUpdates) -> None:
-        """Let these buffers count in the mean at the end of the round."""
-        if sent.buffers is not None and self.buffers is not None:
-            self._new_buffers.append((sent.num_samples, sent.buffers))
+    def _honest(
+        self,
+        ctx: RoundContext,
+        client_ids: Sequence[str],
+        work: LocalWork | None,
+        asked: Sequence[str],
+    ) -> CohortUpdates:
+        """Compute what these clients would send; leave out, by name, what cannot be used."""
+        sent = self._compute(ctx, client_ids, work)
+        refused = {sent.client_ids[i]: _NONFINITE for i in nonfinite_rows(sent.updates)}
+        if sent.buffers is not None and self.buffers.values is not None:
+            for i in nonfinite_rows(sent.buffers):
+                refused[sent.client_ids[i]] = "the buffers has NaN or infinity"
+        sent = _refusing(sent, refused)
+        # What was only computed for an attacker to look at stops nothing.
+        self._require_usable(sent, asked)
+        return sent
 
     def _compute(
         self, ctx: RoundContext, client_ids: Sequence[str], work: LocalWork | None
@@ -263,16 +195,55 @@ class Engine:
             sent = _joined(self.executor.compute(real, ctx.global_weights, ctx), sent)
         return _part(sent, client_ids)
 
+    def _require_usable(self, sent: CohortUpdates, asked: Sequence[str]) -> None:
+        """Raise `UpdateError` if one of those asked was refused, and none is to be dropped."""
+        refused = {c: why for c, why in sent.refused.items() if c in asked}
+        if refused and self.on_bad_update == "raise":
+            reasons = "; ".join(f"client {c!r}: {why}" for c, why in refused.items())
+            raise UpdateError(
+                f"Refused updates: {reasons}. Nothing of this round was stored. HINT: lower the "
+                "learning rate if training diverges, or leave such clients out with "
+                '`on_bad_update="drop"`.'
+            )
+
+    def _is_attacked(self, ctx: RoundContext, asked: Sequence[str]) -> bool:
+        return (
+            self.attack is not None
+            and self.attack.crafts_updates
+            and self.attack.is_active(ctx.round)
+            and not self.malicious.isdisjoint(asked)
+        )
+
+    def _attacked(
+        self, ctx: RoundContext, asked: Sequence[str], work: LocalWork | None
+    ) -> CohortUpdates:
+        """Return what these clients send and perhaps others, whose updates the attackers see."""
+        sees_all = self.attack is not None and self.attack.full_knowledge
+        if sees_all and work is None and self._crafted and self._crafted[0] == ctx.round:
+            return self._crafted[1]
+        seen = list(ctx.client_ids if sees_all else asked)
+        if not sees_all and self.attack is not None and self.attack.colludes:
+            others = self.malicious.difference(asked)
+            seen += [c for c in ctx.client_ids if c in others]
+        sent = self._craft(ctx, self._honest(ctx, seen, work, asked))
+        crafted = [i for i, c in enumerate(sent.client_ids) if c in self.malicious]
+        bad = [crafted[i] for i in nonfinite_rows(sent.updates[crafted])]
+        sent = _refusing(sent, dict.fromkeys((sent.client_ids[i] for i in bad), _NONFINITE))
+        if sees_all and work is None:
+            self._crafted = (ctx.round, sent)
+        return sent
+
     def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
         attackers = [c in self.malicious for c in sent.client_ids]
         if self.attack is None or not any(attackers):
             return sent
-        fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(RoundContext)}
         aggregator = self.aggregator
         if aggregator.has_memory:  # of which an attacker that tries the rule out must not be part
             aggregator = copy.deepcopy(aggregator)
-        attack_ctx = AttackContext(
-            **{**fields, "purpose": "attack", "client_ids": sent.client_ids},
+        attack_ctx = ctx.extended(
+            AttackContext,
+            purpose="attack",
+            client_ids=sent.client_ids,
             aggregator=aggregator,
             server_lr=self.server_lr,
             last_aggregate=self.last_aggregate,
@@ -290,39 +261,6 @@ class Engine:
             )
         return dataclasses.replace(sent, updates=crafted)
 
-    @property
-    def attack_has_memory(self) -> bool:
-        """Whether what malicious clients send depends on earlier rounds."""
-        return self.attack is not None and self.attack.has_memory
-
-    def remember(self, ctx: RoundContext, sent: CohortUpdates) -> None:
-        """Show an attack with a memory what was recorded of a round."""
-        if self.attack is not None and self.attack_has_memory and self.attack.is_active(ctx.round):
-            self._craft(ctx, sent)
-
-    def _check(self, sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
-        """Refuse by name what is not finite, mis-shaped or not an update at all."""
-        refused: dict[str, str] = dict(sent.refused)
-        parts = {"update": sent.updates}
-        if sent.buffers is not None and self.buffers is not None:
-            parts["buffers"] = sent.buffers
-        for what, rows in parts.items():
-            for i in nonfinite_rows(rows):
-                refused[sent.client_ids[i]] = f"the {what} has NaN or infinity"
-        if len(refused) > len(sent.refused):
-            keep = [c for c in sent.client_ids if c not in refused]
-            sent = dataclasses.replace(sent.select(keep), refused=refused)
-        # What was only computed for an attacker to look at stops nothing.
-        blamed = {c: why for c, why in refused.items() if c in asked}
-        if blamed and self.on_bad_update == "raise":
-            reasons = "; ".join(f"client {c!r}: {why}" for c, why in blamed.items())
-            raise UpdateError(
-                f"Refused updates: {reasons}. Nothing of this round was stored. HINT: lower the "
-                "learning rate if training diverges, or leave such clients out with "
-                '`on_bad_update="drop"`.'
-            )
-        return sent
-
     def server_step(
         self,
         ctx: RoundContext,
@@ -330,15 +268,34 @@ class Engine:
         num_samples: Tensor,
         client_ids: Sequence[str],
         global_weights: Tensor,
+        checked: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Aggregate, then step.
+
+        Args:
+            ctx: The round.
+            updates: Shape $(m, d)$.
+            num_samples: Shape $(m,)$.
+            client_ids: Whose updates these are.
+            global_weights: To step from, shape $(d,)$.
+            checked: Updates that are known to be finite: those of `ask`, if nothing else had them.
 
         Returns:
             The next global weights and the aggregate, each of shape $(d,)$.
         """
-        aggregate_ctx = self._aggregation_context(ctx, client_ids, global_weights)
+        server_update = None
+        if self._server is not None:
+            server_update = trained(self._server, global_weights, ctx).updates[0]
+        aggregation_ctx = ctx.extended(
+            AggregationContext,
+            purpose="aggregator",
+            client_ids=tuple(client_ids),
+            global_weights=global_weights,
+            server_update=server_update,
+            checked=checked,
+        )
         weights = num_samples.to(updates) / num_samples.sum().to(updates)
-        aggregate = self.aggregator(updates, weights, aggregate_ctx)
+        aggregate = self.aggregator(updates, weights, aggregation_ctx)
         return self.apply_checked(ctx, global_weights, aggregate), aggregate
 
     def apply_checked(self, ctx: RoundContext, global_weights: Tensor, aggregate: Tensor) -> Tensor:
@@ -352,6 +309,15 @@ class Engine:
         self.last_aggregate = aggregate
         return new
 
+    def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
+        """Return `global_weights - server_lr * aggregate`."""
+        return global_weights - self.server_lr * aggregate
+
+    def end_round(self) -> None:
+        """Average the buffers of the clients asked in this round."""
+        self._crafted = None
+        self.buffers.end_round()
+
     def coefficients(self, num_samples: Tensor) -> Tensor | None:
         """Return the rule's coefficients of the rows of these clients, if it has fixed ones."""
         rule = type(self.aggregator)
@@ -361,65 +327,23 @@ class Engine:
             return None  # they are those of a class whose `aggregate` has been replaced
         return self.aggregator.coefficients(num_samples.float() / num_samples.sum())
 
-    def _aggregation_context(
-        self, ctx: RoundContext, client_ids: Sequence[str], global_weights: Tensor
-    ) -> AggregationContext:
-        server_update = None
-        if self._server is not None:
-            server_update = trained(self._server, global_weights, ctx).updates[0]
-        fields = {f.name: getattr(ctx, f.name) for f in dataclasses.fields(RoundContext)}
-        own = {"purpose": "aggregator", "client_ids": tuple(client_ids)}
-        return AggregationContext(
-            **{**fields, **own, "global_weights": global_weights}, server_update=server_update
-        )
+    def simulate(self, ctx: RoundContext, client_ids: Sequence[str]) -> CohortUpdates:
+        """Compute what asking would give and leave no trace: nothing is remembered or raised."""
+        other = copy.copy(self)
+        other.attack = copy.deepcopy(self.attack)  # it may have a memory
+        other.buffers = copy.copy(self.buffers)
+        other.on_bad_update = "drop"
+        return other.ask(dataclasses.replace(ctx, logger=lambda name, value: None), client_ids)
 
-    def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
-        """Return `global_weights - server_lr * aggregate`."""
-        return global_weights - self.server_lr * aggregate
+    @property
+    def attack_has_memory(self) -> bool:
+        """Whether what malicious clients send depends on earlier rounds."""
+        return self.attack is not None and self.attack.has_memory
 
-    def end_round(self) -> None:
-        """Average the buffers of the clients asked in this round, weighted by samples.
-
-        A value that all of them left as it was keeps its bits.
-        """
-        self._crafted = None
-        if self._new_buffers and self.buffers is not None:
-            weights = torch.cat([w for w, _ in self._new_buffers]).double()
-            values = torch.cat([b for _, b in self._new_buffers]).cpu()
-            before = self.buffers.cpu()
-            mean = self.federation.layout.round_buffers((weights / weights.sum()) @ values.double())
-            kept = (values == before).all(dim=0)
-            self.buffers = torch.where(kept, before, mean).to(self.device)
-            self._new_buffers.clear()
-
-    def execution_of(self, plan: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the execution plan, with what became of it."""
-        departure = self.executor.departure
-        return {**plan} if departure is None else {**plan, "departure": dict(departure)}
-
-    def plan(self, global_weights: Tensor, client_ids: Sequence[str]) -> dict[str, Any]:
-        """Let the executor choose its path for these clients; describe it and the kernel."""
-        ids = list(client_ids)
-        ctx = self.context(0, ids, global_weights, lambda name, value: None)
-        clients = [self.clients[c] for c in ids]
-        real = [c for c in clients if not isinstance(c, FakeClient)]
-        return {
-            **self.executor.plan(real or clients, global_weights, ctx),
-            "kernel": choose_kernel(self.device, len(ids), global_weights.numel()),
-        }
-
-
-@contextmanager
-def _on_trial(client: LightningClient) -> Iterator[None]:
-    """Let a client train before round 0, and leave no trace of it in its module."""
-    state = state_of(client.module)
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"while client {client.client_id!r} trained, before round 0")
-        raise
-    finally:
-        state.restore()
+    def remember(self, ctx: RoundContext, sent: CohortUpdates) -> None:
+        """Show an attack with a memory what was recorded of a round."""
+        if self.attack is not None and self.attack_has_memory and self.attack.is_active(ctx.round):
+            self._craft(ctx, sent)
 
 
 def _fresh(component: T) -> T:
@@ -429,16 +353,6 @@ def _fresh(component: T) -> T:
         for name, value in component.init_args().items()
     }
     return type(component)(**arguments)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Whether the tensors of two batches have the same values."""
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
-    return all(
-        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-        for a, b in pairs
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.layout == torch.strided
-    )
 
 
 def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:
@@ -461,3 +375,11 @@ def _part(sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
     there = set(sent.client_ids)
     refused = {c: why for c, why in sent.refused.items() if c in asked}
     return dataclasses.replace(sent.select([c for c in asked if c in there]), refused=refused)
+
+
+def _refusing(sent: CohortUpdates, reasons: Mapping[str, str]) -> CohortUpdates:
+    """Leave these clients out, with the reason."""
+    if not reasons:
+        return sent
+    keep = [c for c in sent.client_ids if c not in reasons]
+    return dataclasses.replace(sent.select(keep), refused={**sent.refused, **reasons})

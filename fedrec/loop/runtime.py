@@ -1,25 +1,41 @@
-"""What torch and the allocator are told for as long as a loop runs."""
+"""What the runs of a loop have in common: device, torch's settings, hooks, curves, files, plan."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
+import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.utils.data import Dataset
 
+from fedrec.attacks.base import Attack
+from fedrec.callbacks.callback import LoopSettings
+from fedrec.clients.fake import FakeClient
 from fedrec.clients.state import forget_states
+from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
 from fedrec.federation import Federation
+from fedrec.functional.aggregation.order_statistics import choose_kernel
+from fedrec.loop.evaluation import check_evaluation, evaluate, fixed_subset
+from fedrec.loop.footprint import num_bytes_text
+from fedrec.loop.logs import MetricsLog
+from fedrec.loop.plan import plan_text
+from fedrec.loop.round import Engine
 
-if TYPE_CHECKING:
-    from fedrec.loop import FederatedLoop
+__all__ = ["Runtime", "keep_freed_memory"]
 
-__all__ = ["keep_freed_memory", "torch_settings"]
+_log = logging.getLogger(__name__)
 
+_DEV_ROUNDS = 3
 _SMALL_MODEL = 20_000
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -27,42 +43,213 @@ _LIMIT = 1 << 30
 _OLD_LIMIT = 32 << 20  # the most that older versions of glibc accept
 
 
-@contextmanager
-def torch_settings(loop: FederatedLoop, federation: Federation) -> Iterator[None]:
-    """Set torch up for a loop, then leave its settings and the module as they were found."""
-    before = torch.are_deterministic_algorithms_enabled()
-    threads = torch.get_num_threads()
-    tf32 = torch.backends.cudnn.allow_tf32
-    layout, module = federation.layout, federation.module
-    weights = layout.flatten(module)
-    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    small = layout.num_parameters < _SMALL_MODEL
-    torch.set_num_threads(loop.num_threads or (1 if small else threads))
-    if loop.device.type == "cpu":
-        keep_freed_memory()
-    # On CUDA, convolutions would otherwise keep 10 bits of what "32-true" promises.
-    torch.backends.cudnn.allow_tf32 = False
-    if loop.deterministic:
-        # What cuBLAS asks for before its results can be repeated.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    except BaseException as error:
-        loop.call("on_exception", error)
-        raise
-    finally:
-        forget_states()
-        layout.load(module, weights)
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
-        torch.backends.cudnn.allow_tf32 = tf32
-        torch.use_deterministic_algorithms(before)
-        torch.set_num_threads(threads)
-        for logger in loop.loggers:
-            logger.save()
+class Runtime:
+    """How the runs of a loop are computed, watched, tested and written down.
+
+    Args:
+        settings: The loop's arguments. They are read when they are needed, and handed to hooks.
+
+    Attributes:
+        can_do_without_ter: Whether the test error rate may be undefined, since something else is
+            measured.
+    """
+
+    def __init__(self, settings: LoopSettings) -> None:
+        self.settings = settings
+        self.can_do_without_ter = bool(settings.metrics)
+        self._announced = ""
+        self._subset: tuple[object, Any] | None = None
+
+    # -- where and how to compute ---------------------------------------------------------------
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where tensors live, as Lightning Fabric chooses it."""
+        # Precision is applied by `autocast` below; Fabric would announce it on the terminal.
+        on_cuda = self.settings.accelerator != "cpu" and torch.cuda.is_available()
+        return Fabric(accelerator="cuda" if on_cuda else "cpu", devices=1).device
+
+    @property
+    def autocast(self) -> Any:
+        """Makes the context manager of the chosen precision."""
+        if self.settings.precision == "32-true":
+            return nullcontext
+        device = self.device.type
+        return lambda: torch.autocast(device, dtype=torch.bfloat16)
+
+    @contextmanager
+    def running(self, federation: Federation) -> Iterator[None]:
+        """Set torch up for a run, then leave its settings and the module as they were found.
+
+        Callbacks are told of an error.
+        """
+        before = torch.are_deterministic_algorithms_enabled()
+        threads = torch.get_num_threads()
+        tf32 = torch.backends.cudnn.allow_tf32
+        layout, module = federation.layout, federation.module
+        weights = layout.flatten(module)
+        buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        small = layout.num_parameters < _SMALL_MODEL
+        torch.set_num_threads(self.settings.num_threads or (1 if small else threads))
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        # On CUDA, convolutions would otherwise keep 10 bits of what "32-true" promises.
+        torch.backends.cudnn.allow_tf32 = False
+        if self.settings.deterministic:
+            # What cuBLAS asks for before its results can be repeated.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        except BaseException as error:
+            self.call("on_exception", error)
+            raise
+        finally:
+            forget_states()
+            layout.load(module, weights)
+            with torch.no_grad():
+                for name, buffer in module.named_buffers():
+                    if name in buffers and buffers[name].shape == buffer.shape:
+                        buffer.copy_(buffers[name])
+            torch.backends.cudnn.allow_tf32 = tf32
+            torch.use_deterministic_algorithms(before)
+            torch.set_num_threads(threads)
+            for logger in self.loggers:
+                logger.save()
+
+    def choose_executor(self) -> Executor:
+        """Return the executor that was asked for."""
+        executor = self.settings.executor
+        if isinstance(executor, Executor):
+            return executor
+        if executor == "sequential":
+            return SequentialExecutor()
+        return VectorizedExecutor(warn=executor == "vectorized")
+
+    def plan(
+        self, engine: Engine, global_weights: Tensor, client_ids: Sequence[str]
+    ) -> dict[str, Any]:
+        """Let the executor choose its path; describe all that the bits of a result depend on.
+
+        Args:
+            engine: Computes the rounds.
+            global_weights: Shape $(d,)$.
+            client_ids: All clients that take part.
+        """
+        ids = list(client_ids)
+        ctx = engine.context(0, ids, global_weights)
+        clients = [engine.clients[c] for c in ids]
+        real = [c for c in clients if not isinstance(c, FakeClient)]
+        return {
+            "device": self.device.type,
+            "precision": self.settings.precision,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            **engine.executor.plan(real or clients, global_weights, ctx),
+            "kernel": choose_kernel(self.device, len(ids), global_weights.numel()),
+        }
+
+    def limit(self, max_rounds: int) -> int:
+        """Return the number of rounds, cut down by `fast_dev_run`."""
+        limit = self.settings.fast_dev_run
+        return min(max_rounds, _DEV_ROUNDS if limit is True else limit) if limit else max_rounds
+
+    # -- who is told ----------------------------------------------------------------------------
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback."""
+        for callback in self.settings.callbacks:
+            getattr(callback, hook)(self.settings, *args)
+
+    def announce(self, plan: Mapping[str, Any], num_bytes: int) -> None:
+        """Say how updates are computed, unless it was said before, and in how much memory."""
+        text = plan_text(plan)
+        if text != self._announced:
+            self._announced = text
+            _log.info("%s; about %s of memory for updates.", text, num_bytes_text(num_bytes))
+
+    @property
+    def loggers(self) -> list[Any]:
+        """Lightning's loggers; metrics.csv is written beside them."""
+        logger = self.settings.logger
+        if isinstance(logger, bool) or logger is None or self.settings.fast_dev_run:
+            return []
+        return list(logger) if isinstance(logger, (list, tuple)) else [logger]
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder, or `None` if nothing is to be written."""
+        return None if self.settings.fast_dev_run else self.settings.default_root_dir
+
+    def metrics_log(self, folder: Path | None, prefix: str, first_round: int) -> MetricsLog:
+        """Return where the figures of a run go.
+
+        Args:
+            folder: Of metrics.csv, or `None`.
+            prefix: Put before the names for loggers.
+            first_round: The round that the run begins with.
+        """
+        path = folder / "metrics.csv" if folder and self.settings.logger is not False else None
+        return MetricsLog(path, self.loggers, prefix, first_round, self.settings.metrics)
+
+    # -- tests ----------------------------------------------------------------------------------
+
+    def check_evaluation(self, federation: Federation, attack: Attack | None) -> None:
+        """Refuse what cannot be tested before anything is trained.
+
+        Raises:
+            ConfigurationError: As in `evaluate`.
+        """
+        federation.module.to(self.device)
+        check_evaluation(
+            federation,
+            attack=attack,
+            device=self.device,
+            metrics=self.settings.metrics,
+            can_do_without=self.can_do_without_ter,
+        )
+
+    def evaluate(
+        self,
+        federation: Federation,
+        dataset: Dataset[Any],
+        global_weights: Tensor,
+        attack: Attack | None,
+        buffers: Tensor | None,
+    ) -> dict[str, float | None]:
+        """Compute error rates and the loop's metrics, see `fedrec.loop.evaluation.evaluate`."""
+        return evaluate(
+            federation,
+            dataset,
+            global_weights,
+            attack=attack,
+            buffers=buffers,
+            device=self.device,
+            metrics=self.settings.metrics,
+            can_do_without=self.can_do_without_ter,
+        )
+
+    def evaluate_curve(
+        self,
+        federation: Federation,
+        global_weights: Tensor,
+        attack: Attack | None,
+        buffers: Tensor | None,
+    ) -> dict[str, float]:
+        """Evaluate on the fixed subset; empty without test data."""
+        whole = federation.test_dataset
+        if whole is None:
+            return {}
+        if self._subset is None or self._subset[0] is not whole:
+            settings = self.settings
+            self._subset = whole, fixed_subset(whole, settings.eval_samples, settings.seed)
+        found = self.evaluate(federation, self._subset[1], global_weights, attack, buffers)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def evaluates(self, t: int, max_rounds: int) -> bool:
+        """Whether the curve has a point after round `t`."""
+        every = self.settings.eval_every or math.ceil(max_rounds / 20)
+        return (t + 1) % every == 0 or t == max_rounds - 1
 
 
 @cache

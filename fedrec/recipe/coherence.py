@@ -10,7 +10,7 @@ from fedrec.data import FederatedDataModule
 from fedrec.detectors import KnownMalicious
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import ClientSampler, draw_malicious, fake_ids
-from fedrec.loop.context import help_from_attackers
+from fedrec.loop.recovery import help_from_attackers
 from fedrec.loop.server import no_server_data
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recoverers.base import Recoverer

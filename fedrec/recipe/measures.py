@@ -11,10 +11,9 @@ from torchmetrics import Metric
 
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore, HistoryView
-from fedrec.loop import FederatedLoop
 from fedrec.loop.checkpoint import load_state
 from fedrec.loop.evaluation import evaluate_metrics
-from fedrec.loop.runtime import torch_settings
+from fedrec.loop.runtime import Runtime
 from fedrec.recipe.folder import RECORDED, RunFolder
 from fedrec.recipe.results import measure_specs, reference_label
 from fedrec.recoverers._final import final_weights
@@ -73,7 +72,7 @@ def measure(
     folder: RunFolder,
     config: Mapping[str, Any],
     *,
-    loop: FederatedLoop,
+    runtime: Runtime,
     federation: Federation,
     metrics: Mapping[str, Metric],
     models: Mapping[str, Model],
@@ -83,7 +82,7 @@ def measure(
     Args:
         folder: The run folder.
         config: The resolved recipe.
-        loop: Says on which device.
+        runtime: Says on which device.
         federation: Model and data.
         metrics: By label.
         models: Models that are at hand, by label; others come from the folder.
@@ -104,7 +103,7 @@ def measure(
         found: dict[str, Any] = {}
         if reference is not None:
             found = distances(model.weights.cpu(), reference.weights.cpu())
-        values = _values(loop, federation, metrics, model, spec["exclude"])
+        values = _values(runtime, federation, metrics, model, spec["exclude"])
         folder.write(file, {"spec": spec, "result": {**found, "metrics": values}})
 
 
@@ -120,7 +119,7 @@ def _model(folder: RunFolder, label: str, models: Mapping[str, Model]) -> Model 
 
 
 def _values(
-    loop: FederatedLoop,
+    runtime: Runtime,
     federation: Federation,
     metrics: Mapping[str, Metric],
     model: Model,
@@ -134,15 +133,15 @@ def _values(
         for client in federation.clients
         if client.client_id in exclude and hasattr(client, "dataset")
     ]
-    with torch_settings(loop, federation):
-        federation.module.to(loop.device)
+    with runtime.running(federation):
+        federation.module.to(runtime.device)
         federation.layout.select_buffers(federation.module, model.buffer_spec)
         found = evaluate_metrics(
             federation,
             metrics,
-            model.weights.to(loop.device),
+            model.weights.to(runtime.device),
             buffers=model.buffers,
             members=members,
-            device=loop.device,
+            device=runtime.device,
         )
     return {label: value if math.isfinite(value) else None for label, value in found.items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedrec._derived import register_derived
 from fedrec._files import write_atomically
-from fedrec.callbacks import Callback
+from fedrec.callbacks import Callback, LoopSettings
 from fedrec.exceptions import ConfigurationError, MethodsFailedError, expected
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore
@@ -161,7 +161,7 @@ class _Session:
         quietly = {} if progress else {"enable_progress_bar": False}
         self.loop = FederatedLoop(**{**self.parts.loop, **quietly, "default_root_dir": folder.path})
         self.loop.callbacks.append(_Resumed())
-        self.loop.can_do_without_ter = bool(self.parts.metrics)
+        self.loop.runtime.can_do_without_ter = bool(self.parts.metrics)
         self.models: dict[str, Model] = {}
 
     @cached_property
@@ -228,7 +228,7 @@ class _Session:
             _log.warning("%s", remark)
         self.folder.write(RECORD, {"spec": self.recording})
         parts = self.parts
-        total = self.loop.limit(parts.record["max_rounds"])
+        total = self.loop.runtime.limit(parts.record["max_rounds"])
         if self.history.is_empty:
             # What was made from a history that is gone would not fit to the new one.
             shutil.rmtree(self.folder.path / "recover", ignore_errors=True)
@@ -363,7 +363,7 @@ class _Session:
         measure(
             self.folder,
             self.recipe.config,
-            loop=self.loop,
+            runtime=self.loop.runtime,
             federation=self.federation,
             metrics=self.parts.metrics,
             models=self.models,
@@ -393,7 +393,7 @@ class _Resumed(Callback):
     """Says from which round an interrupted recovery goes on."""
 
     def on_recover_start(
-        self, loop: FederatedLoop, name: str, max_rounds: int, first_round: int
+        self, loop: LoopSettings, name: str, max_rounds: int, first_round: int
     ) -> None:
         """Say so, if it does."""
         if first_round:

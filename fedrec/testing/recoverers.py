@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedrec.aggregators import FedAvg
-from fedrec.callbacks import Callback
+from fedrec.callbacks import Callback, LoopSettings
 from fedrec.federation import Federation
 from fedrec.history.memory import MemoryHistory
 from fedrec.loop import FederatedLoop
@@ -33,7 +33,7 @@ class _StopAfter(Callback):
         self.count = count
         self.round = -1
 
-    def on_round_end(self, loop: FederatedLoop, ctx: RoundContext, metrics: object) -> None:
+    def on_round_end(self, loop: LoopSettings, ctx: RoundContext, metrics: object) -> None:
         self.count -= 1
         if self.count == 0:
             self.round = ctx.round

@@ -21,9 +21,9 @@ import numpy as np
 from fault_stores import IDS, D, Facts, arrays, fork, kept, manifest, record, same, stored
 
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
+from fedrec.history import LMDBHistory
 from fedrec.history.lmdb import pages
 from fedrec.history.lmdb.records import NAMES, Recording
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.tools.info import info
 
 ROUNDS = 5
@@ -77,13 +77,13 @@ def reading(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str
     errors: dict[str, str] = {}
     wrong = []
     try:
-        store = RoundStore(path)
+        store = LMDBHistory(path)
         rounds = store.rounds()
         if rounds != range(ROUNDS):
             wrong.append(f"rounds {rounds}")
         for t in rounds:
             try:
-                if not same(store.read_round(t), stored(t, codec)):
+                if not same(store.read(t), stored(t, codec)):
                     wrong.append(f"round {t}")
             except FedrecError as error:
                 errors[str(t)] = f"{type(error).__name__}: {error}"
@@ -98,9 +98,9 @@ def reading(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str
 
 def going_on(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str, Any]:
     """Append a round to a history that may be damaged, and read it all again."""
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     try:
-        store.write_round(arrays(ROUNDS))
+        store.append(arrays(ROUNDS))
     except FedrecError as error:
         return {"errors": {"all": str(error)}, "wrong": []}
     finally:
@@ -108,7 +108,7 @@ def going_on(path: Path, codec: str, _send: Callable[[object], None]) -> dict[st
     lost = []
     for t in range(ROUNDS):
         try:
-            if not same(store.read_round(t), stored(t, codec)):
+            if not same(store.read(t), stored(t, codec)):
                 lost.append(f"round {t} is wrong")
         except FedrecError as error:
             lost.append(f"round {t}: {error}")
@@ -239,8 +239,8 @@ def swapped(rng: random.Random, folder: Path) -> Facts:
     rounds = {one.round} if foreign else {one.round, two.round}
     # What LMDB moved may still lie where it was, and be read from there: `wrong` is what counts.
     assert {int(t) for t in found["errors"]} <= rounds, (one, two, found)
-    store = RoundStore(path)
-    named = {str(damage) for _, some in store.damage() for damage in some}
+    store = LMDBHistory(path)
+    named = set(map(str, store.damage()))
     store.close()
     for place in (one, two):
         assert any(f"round {place.round}, {place.name}" in text for text in named), (place, named)
@@ -358,19 +358,19 @@ def _seal(where: Recording, place: Place, payload: bytes) -> bytes:
 def using(path: Path, codec: str, _send: Callable[[object], None]) -> dict[str, Any]:
     """Do everything that only reads with a history; any error but fedrec's own raises."""
     result = reading(path, codec, _send)
-    for use in (lambda: info(path), lambda: RoundStore(path).verify(), lambda: _damage(path)):
+    for use in (lambda: info(path), lambda: LMDBHistory(path).verify(), lambda: _damage(path)):
         try:
             use()
         except FedrecError as error:
             result["errors"].setdefault("tools", str(error))
     for t in range(ROUNDS):
         with contextlib.suppress(FedrecError):
-            RoundStore(path).index(t)
+            LMDBHistory(path).index(t)
     return result
 
 
 def _damage(path: Path) -> int:
-    return sum(len(found) for _, found in RoundStore(path).damage())
+    return len(LMDBHistory(path).damage())
 
 
 def forged(codec: str, rng: random.Random, folder: Path) -> Facts:

@@ -33,7 +33,7 @@ from fault_stores import (
 )
 
 from fedrec.exceptions import HistoryError, HistoryFullError
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 
 _NEW_NAMESPACE = 0x00020000  # CLONE_NEWNS
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
@@ -89,7 +89,7 @@ def _full(path: Path, is_told: bool, leave: int, send: Callable[[object], None])
     t = 2
     try:
         while True:
-            store.write_round(arrays(t))
+            store.append(arrays(t))
             t += 1
     except HistoryFullError as error:
         text = str(error)
@@ -103,7 +103,7 @@ def _full(path: Path, is_told: bool, leave: int, send: Callable[[object], None])
     assert store.verify() == range(t)
     filler.unlink()
     for more in range(t, t + 2):
-        store.write_round(arrays(more))
+        store.append(arrays(more))
     store.close()
     assert require_whole(path) == t + 2
     return {"rounds before": t, "rounds after": 2}
@@ -138,7 +138,7 @@ def limited_file(rng: random.Random, folder: Path) -> Facts:
     limit = 80_000 + rng.randrange(12 * ROUND_BYTES)
 
     def run(send: Callable[[object], None]) -> int:
-        store = RoundStore(folder / "history")
+        store = LMDBHistory(folder / "history")
         store.transaction_bytes = rng.choice((10_000, 2**28))
         store.begin(manifest())
         # Raising it again later is not for everyone: hence only the soft limit.
@@ -146,7 +146,7 @@ def limited_file(rng: random.Random, folder: Path) -> Facts:
         t = 0
         try:
             while True:
-                store.write_round(arrays(t))
+                store.append(arrays(t))
                 t += 1
         except HistoryFullError as error:
             text = str(error)
@@ -154,7 +154,7 @@ def limited_file(rng: random.Random, folder: Path) -> Facts:
         assert store.verify() == range(t)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         for more in range(t, t + 2):
-            store.write_round(arrays(more))
+            store.append(arrays(more))
         store.close()
         return t
 
@@ -183,7 +183,7 @@ def failing_disk(rng: random.Random, folder: Path) -> Facts:
                 _fill(below / "filler", rng.randrange(10 * ROUND_BYTES))
                 try:
                     while acknowledged < 500:
-                        store.write_round(arrays(acknowledged))
+                        store.append(arrays(acknowledged))
                         acknowledged += 1
                 except HistoryError as error:
                     text = str(error)
@@ -195,7 +195,7 @@ def failing_disk(rng: random.Random, folder: Path) -> Facts:
                 rounds = require_whole(place / "history")
                 assert rounds in (acknowledged, acknowledged + 1), (rounds, acknowledged)
                 for t in range(rounds, rounds + 2):
-                    store.write_round(arrays(t))
+                    store.append(arrays(t))
                 store.close()
                 assert require_whole(place / "history") == rounds + 2
         return {"rounds before": rounds}
@@ -225,8 +225,8 @@ def power_cut(rng: random.Random, folder: Path) -> Facts:
             rounds = require_whole(path)
             # The last one may be acknowledged by a file system that stopped a moment before.
             assert rounds in (acknowledged, acknowledged + 1), (rounds, acknowledged)
-            store = RoundStore(path)
-            store.write_round(arrays(rounds))
+            store = LMDBHistory(path)
+            store.append(arrays(rounds))
             store.close()
             assert require_whole(path) == rounds + 1
         return {"rounds acked": acknowledged, "head ahead": rounds - acknowledged}
@@ -236,9 +236,9 @@ def power_cut(rng: random.Random, folder: Path) -> Facts:
 
 
 def _write_on(path: Path, send: Callable[[object], None]) -> None:
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     for t in range(1, 10**6):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
         send(t)
 
 

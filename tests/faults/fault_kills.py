@@ -28,8 +28,8 @@ from fault_stores import (
 )
 
 import fedrec.history
+from fedrec.history import LMDBHistory
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.tools import repair as maintenance
 
 LONGEST = 0.25  # seconds until the kill; a round takes 2 to 10 ms
@@ -39,12 +39,12 @@ def record_until_killed(
     path: Path, codec: str, transaction_bytes: int, send: Callable[[object], None]
 ) -> None:
     """Record without end, and send each round's number when it is stored."""
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     store.transaction_bytes = transaction_bytes
     if store.is_empty:
         store.begin(manifest(codec))
     for t in range(len(store.rounds()), 10**6):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
         send(t)
 
 
@@ -71,7 +71,7 @@ def after_kill(
     assert child.code == -signal.SIGKILL, (child.code, child.lines)
     acknowledged = len(child.lines)
     assert child.lines == [str(t) for t in range(acknowledged)]
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     if store.is_empty:
         assert acknowledged == 0, "what was acknowledged is gone"
         store.begin(manifest(codec))
@@ -80,7 +80,7 @@ def after_kill(
         head = require_whole(path, codec, command=command)
         assert acknowledged <= head <= acknowledged + ahead, (head, acknowledged)
     for t in range(head, head + 2):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     store.close()
     assert require_whole(path, codec) == head + 2
     return {"rounds acked": acknowledged, "head ahead": head - acknowledged}
@@ -101,10 +101,10 @@ def _tear(path: Path) -> None:
         append(self, txn, database, *rest)
 
     def write(send: Callable[[object], None]) -> None:
-        store = RoundStore(path)
+        store = LMDBHistory(path)
         store.transaction_bytes = 10_000
         Environment.append = stop
-        store.write_round(arrays(TORN))
+        store.append(arrays(TORN))
 
     append = Environment.append
     assert fork(write).wait().code == 0
@@ -112,7 +112,7 @@ def _tear(path: Path) -> None:
 
 def _damage(path: Path) -> None:
     """Flip a bit in the update of a client in round 1."""
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     with store._snapshot() as snapshot:
         cursor = snapshot._environment.cursor(snapshot._txn, "updates")
         assert cursor.set_key((1).to_bytes(4, "big") + (2).to_bytes(4, "big"))
@@ -126,19 +126,19 @@ def _damage(path: Path) -> None:
 
 
 def _write(path: Path, transaction_bytes: int = 2**28) -> None:
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     store.transaction_bytes = transaction_bytes
     for t in range(len(store.rounds()), TORN + 2):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     store.close()
 
 
 def _begin(path: Path) -> None:
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     if store.is_empty:
         store.begin(manifest())
     if not store.rounds():
-        store.write_round(arrays(0))
+        store.append(arrays(0))
     store.close()
 
 
@@ -152,13 +152,13 @@ def _compact(path: Path) -> None:
 
 def _require_repairable(path: Path) -> None:
     """Check for the damaged history or the repaired one, and for nothing else."""
-    store = RoundStore(path)
-    damage = [one for _, found in store.damage() for one in found]
+    store = LMDBHistory(path)
+    damage = store.damage()
     assert [(one.round, one.client_id) for one in damage] in ([], [(1, "c")]), damage
     for t in (0, 2):
-        assert same(store.read_round(t), arrays(t))
+        assert same(store.read(t), arrays(t))
     present = [c for c in store.index(1).present if c != "c"]
-    assert same(store.read_round(1, present), arrays(1, tuple("abdef")))
+    assert same(store.read(1, present), arrays(1, tuple("abdef")))
     store.close()
 
 
@@ -242,14 +242,14 @@ def killed_at(name: str, point: int, folder: Path) -> Facts:
     child = fork(partial(_traced, operation, path, point)).wait()
     # Lines that loop over the mounts there are may be fewer by now; then the last point is not met.
     assert child.code in (-signal.SIGKILL, 0), (child.code, child.lines)
-    if not RoundStore(path).is_empty:
+    if not LMDBHistory(path).is_empty:
         check(path)
     operation(path)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(rounds)
     for t in range(rounds):
         present = store.index(t).present
-        assert same(store.read_round(t), arrays(t, present))
+        assert same(store.read(t), arrays(t, present))
         assert len(present) == 6 - (name == "repair" and t == 1)
     store.close()
     assert verify_command(path) == 0
@@ -266,10 +266,10 @@ def killed_readers(num_readers: int, num_rounds: int, rng: random.Random, folder
     sizes = []
     for name, readers in (("calm", 0), ("haunted", num_readers)):
         path = folder / name
-        store = RoundStore(path)
+        store = LMDBHistory(path)
         store.begin(manifest())
         for t in range(5):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
         for _ in range(readers):
             child = fork(partial(_read_until_killed, path))
             child.read(1)
@@ -278,9 +278,9 @@ def killed_readers(num_readers: int, num_rounds: int, rng: random.Random, folder
             child.wait()
         store.close()  # the next one to open the history finds the dead readers' slots
         for t in range(5, 5 + num_rounds):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
         assert store.rounds() == range(5 + num_rounds)
-        assert same(store.read_round(4), stored(4, "float32"))
+        assert same(store.read(4), stored(4, "float32"))
         sizes.append(store.num_bytes())
         store.close()
     assert sizes[1] <= 1.05 * sizes[0], sizes
@@ -292,9 +292,9 @@ def killed_readers(num_readers: int, num_rounds: int, rng: random.Random, folder
 
 
 def _read_until_killed(path: Path, send: Callable[[object], None]) -> None:
-    store = RoundStore(path)
-    store.read_round(0)
+    store = LMDBHistory(path)
+    store.read(0)
     with store._snapshot():
         send("reading")
         while True:
-            store.read_round(1)
+            store.read(1)

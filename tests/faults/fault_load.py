@@ -23,7 +23,7 @@ from fault_stores import (
     verify_command,
 )
 
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 from fedrec.history.rounds import RoundArrays
 
 # -- R15 ------------------------------------------------------------------------------------------
@@ -66,12 +66,12 @@ def many_readers(num_readers: int, num_rounds: int, rng: random.Random, folder: 
 
 def _timed(path: Path, num_rounds: int) -> tuple[int, int]:
     """Record all rounds but the first; return the size of the file, and a round's microseconds."""
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     seconds = []
     for t in range(1, num_rounds):
         made = arrays(t)
         began = time.perf_counter()
-        store.write_round(made)
+        store.append(made)
         seconds.append(time.perf_counter() - began)
     size = store.num_bytes()
     store.close()
@@ -85,12 +85,12 @@ def _spin(_path: Path, _num_rounds: int, send: Callable[[object], None]) -> None
 
 
 def _follow(pause: float, path: Path, num_rounds: int, send: Callable[[object], None]) -> list[int]:
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     lengths = []
     while not lengths or lengths[-1] < num_rounds:
         lengths.append(len(store.rounds()))
         for t in (0, lengths[-1] // 2, lengths[-1] - 1):
-            assert same(store.read_round(t), arrays(t)), t
+            assert same(store.read(t), arrays(t)), t
         if len(lengths) == 1:
             send("reading")
         time.sleep(pause)
@@ -110,11 +110,11 @@ def flat_memory(codec: str, first: int, last: int, rng: random.Random, folder: P
     """P2: memory at a late round is that at an early one."""
 
     def run(send: Callable[[object], None]) -> list[int]:
-        store = RoundStore(folder / "history")
+        store = LMDBHistory(folder / "history")
         store.begin(manifest(codec))
         seen = []
         for t in range(last):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
             if t + 1 in (first, last):
                 seen.append(_resident())
         return seen
@@ -130,7 +130,7 @@ def large_round(megabytes: int, rng: random.Random, folder: Path) -> Facts:
     def run(send: Callable[[object], None]) -> int:
         d, m = 2 * 2**20, megabytes // 8
         clients = {f"c{i:03d}": 1 for i in range(m)}
-        store = RoundStore(folder / "history")
+        store = LMDBHistory(folder / "history")
         store.begin(manifest(num_parameters=d, clients=clients, max_rounds=1))
         updates = np.ones((m, d), np.float32)
         one = RoundArrays(
@@ -143,7 +143,7 @@ def large_round(megabytes: int, rng: random.Random, folder: Path) -> Facts:
         )
         before = _resident()
         peak = _Peak()
-        store.write_round(one)
+        store.append(one)
         extra = peak.stop() - before
         assert len(store.rounds()) == 1
         store.close()

@@ -26,8 +26,8 @@ import numpy as np
 
 from fedrec.cli import history as commands
 from fedrec.cli.main import _parser
+from fedrec.history import LMDBHistory
 from fedrec.history.codecs import CODECS
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays
 
@@ -94,12 +94,12 @@ def same(found: RoundArrays, written: RoundArrays) -> bool:
     )
 
 
-def record(path: Path, num_rounds: int, codec: str = "float32", **changes: Any) -> RoundStore:
+def record(path: Path, num_rounds: int, codec: str = "float32", **changes: Any) -> LMDBHistory:
     """Record rounds and return the closed store."""
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     store.begin(manifest(codec, **changes))
     for t in range(num_rounds):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     store.close()
     return store
 
@@ -112,10 +112,10 @@ def require_whole(path: Path, codec: str = "float32", *, command: bool = False) 
         codec: Its codec.
         command: Run `fedrec history verify` as a user does, in a new interpreter.
     """
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     rounds = store.verify()
     for t in rounds:
-        assert same(store.read_round(t), stored(t, codec)), f"round {t} is not what was written"
+        assert same(store.read(t), stored(t, codec)), f"round {t} is not what was written"
     store.close()
     assert verify_command(path, new_process=command) == 0
     return len(rounds)

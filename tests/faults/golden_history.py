@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 from fedrec.history.manifest import FORMAT_VERSION, Manifest
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.tools.repair import compact
@@ -58,10 +58,10 @@ def arrays(t: int) -> RoundArrays:
 
 def record(path: Path, codec: str) -> None:
     """Record the rounds."""
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     store.begin(manifest(codec))
     for t in range(3):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     store.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 from fedrec.history.manifest import FORMAT_VERSION
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,7 +34,7 @@ def test_history_of_an_earlier_release(version: int, codec: str, tmp_path: Path)
     assert (source / "data.mdb").stat().st_size < 50_000
     # A copy, as reading takes locks in files beside it.
     path = shutil.copytree(source, tmp_path / "history")
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(3)
     found = store.manifest
     assert list(found.clients.items()) == [("alice", 10), ("bob", 20), ("čeněk", 30)]
@@ -42,7 +42,7 @@ def test_history_of_an_earlier_release(version: int, codec: str, tmp_path: Path)
     assert found.codec == codec
     for t in range(3):
         weights, updates, aggregate = vectors(t)
-        record = store.read_round(t)
+        record = store.read(t)
         assert record.client_ids == (("čeněk", "alice") if t == 1 else ("alice", "bob", "čeněk"))
         assert record.num_samples.tolist() == ([30, 10] if t == 1 else [10, 20, 30])
         assert record.cohort == ("alice", "bob", "čeněk")
@@ -59,6 +59,6 @@ def test_history_of_an_earlier_release(version: int, codec: str, tmp_path: Path)
             assert (np.abs(record.updates - updates) <= 1.01 * step).all()
     store.close()
     # It can be gone on with.
-    store.write_round(golden_history.arrays(3))
+    store.append(golden_history.arrays(3))
     assert store.verify() == range(4)
     store.close()

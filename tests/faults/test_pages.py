@@ -16,7 +16,7 @@ import lmdb
 import pytest
 
 from fedrec.exceptions import HistoryCorruptedError
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -109,14 +109,14 @@ def test_page_that_leads_astray(
     case(data, structure(path)[0])
     assert data != before
     (path / "data.mdb").write_bytes(data)
-    store = RoundStore(path)
-    for use in (store.rounds, store.verify, lambda: store.write_round(arrays(4))):
+    store = LMDBHistory(path)
+    for use in (store.rounds, store.verify, lambda: store.append(arrays(4))):
         with pytest.raises(HistoryCorruptedError, match="lead astray"):
             use()
     store.close()
     assert (path / "data.mdb").read_bytes() == data, "nothing was written"
     (path / "data.mdb").write_bytes(before)
-    store.write_round(arrays(4))
+    store.append(arrays(4))
     assert store.verify() == range(5)
     store.close()
 
@@ -130,12 +130,12 @@ def test_no_bit_of_a_transaction_number_hides_a_round(tmp_path: Path) -> None:
             data = bytearray(before)
             data[meta + 144 + bit // 8] ^= 1 << bit % 8
             (path / "data.mdb").write_bytes(data)
-            store = RoundStore(path)
+            store = LMDBHistory(path)
             with pytest.raises(HistoryCorruptedError, match="lead astray"):
                 store.rounds()
             store.close()
     (path / "data.mdb").write_bytes(before)
-    assert RoundStore(path).verify() == range(4)
+    assert LMDBHistory(path).verify() == range(4)
 
 
 def test_pages_are_looked_at_while_another_process_writes(tmp_path: Path) -> None:
@@ -143,16 +143,16 @@ def test_pages_are_looked_at_while_another_process_writes(tmp_path: Path) -> Non
     path = record(tmp_path, 1).path
     child = os.fork()
     if child == 0:
-        store = RoundStore(path)
+        store = LMDBHistory(path)
         for t in range(1, 40):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
         store.close()
         os._exit(0)
     seen = 0
     while seen < 40:
-        store = RoundStore(path)  # opened anew, so that its pages are followed
+        store = LMDBHistory(path)  # opened anew, so that its pages are followed
         seen = len(store.rounds())
-        assert same(store.read_round(seen - 1), arrays(seen - 1))
+        assert same(store.read(seen - 1), arrays(seen - 1))
         store.close()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -161,7 +161,7 @@ def test_a_history_without_rounds_and_one_with_many(tmp_path: Path) -> None:
     """Trees with no page, with one, and of several levels."""
     for rounds in (0, 1, 60):
         path = record(tmp_path / str(rounds), rounds).path
-        store = RoundStore(path)
+        store = LMDBHistory(path)
         assert store.verify() == range(rounds)
         store.close()
     with lmdb.open(str(path), max_dbs=8, readonly=True, lock=False) as env, env.begin() as txn:

@@ -38,7 +38,7 @@ def error_rates(executor: Executor, seed: int, path: str | None) -> list[float]:
     return [float(one["ter"] or 0.0) for one in tested]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_error_rates_agree_within_0_3_percentage_points(seed: int) -> None:
     fast = error_rates(VectorizedExecutor(), seed, "grouped")
     slow = error_rates(SequentialExecutor(), seed, None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrec.history.codecs import Codec, Float32Codec
+from fedrec.history.codecs import Codec, Encoded, Float32Codec
 from fedrec.history.codecs.rows import map_rows
 from fedrec.history.lmdb.records import (
     AGGREGATE,
@@ -18,9 +18,9 @@ from fedrec.history.lmdb.records import (
     GLOBAL_WEIGHTS,
     Recording,
 )
-from fedrec.history.rounds import RoundArrays, largest_magnitudes
+from fedrec.history.rounds import RoundArrays, largest_magnitudes, not_finite
 
-__all__ = ["Stored", "Value", "as_stored", "encode", "round_entry", "split", "values_of"]
+__all__ = ["Row", "Stored", "Value", "encode", "encode_rows", "round_entry", "split", "values_of"]
 
 # Bytes of updates that a core's second-level cache holds.
 _SMALL = 2**20
@@ -35,26 +35,43 @@ class Stored(NamedTuple):
     bound: float
 
 
+class Row(NamedTuple):
+    """A client update that was encoded, and its largest magnitude."""
+
+    encoded: Encoded
+    largest: float
+
+
 class Value(NamedTuple):
-    """One vector of a round, where it goes, and its largest magnitude if that is known."""
+    """One vector of a round, where it goes, and what is known of it.
+
+    That is its largest magnitude, which is 0 where it is no client update, or more.
+    """
 
     database: str
     client_index: int
     vector: NDArray[np.float32]
     codec: Codec
-    largest: float | None = None
+    known: float | Row | None = None
 
 
 def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
-    """List a round's vectors in the order of their keys."""
+    """List a round's vectors in the order of their keys.
+
+    Raises:
+        HistoryError: If an update has a number that is not finite, as far as that shows already:
+            `encode` finds the others.
+    """
     stored = recording.sampled if recording.retention.stores(record.round) else frozenset()
-    sent = [c for c in record.client_ids if c not in record.dropped]
-    largest: list[float] | list[None] = [None] * len(sent)
-    if record.updates.nbytes < _SMALL:  # else they are better found when a row is in the cache
-        largest = largest_magnitudes(record.updates).tolist()
+    known: Sequence[float | Row | None] | None = record.encoded
+    if known is None:
+        known = [None] * len(record.row_ids)
+        # Of a large round they are better found when a row is in the cache to be encoded.
+        if record.updates.nbytes < _SMALL or not stored.issuperset(record.row_ids):
+            known = record.magnitudes()
     values = [
-        Value("updates", recording.indices[c], update, recording.codec, most)
-        for c, update, most in zip(sent, record.updates, largest, strict=True)
+        Value("updates", recording.indices[c], update, recording.codec, one)
+        for c, update, one in zip(record.row_ids, record.updates, known, strict=True)
         if c in stored
     ]
     values.sort(key=lambda value: value.client_index)
@@ -69,35 +86,49 @@ def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
 
 
 def encode(recording: Recording, t: int, value: Value) -> Stored:
-    """Return the record of a vector of round `t`."""
-    codec, size, bound = value.codec, value.vector.size, value.largest
-    if bound is None:
-        bound = float(largest_magnitudes(value.vector[None])[0])
-    payload, max_error = codec.encode_known(np.ascontiguousarray(value.vector), bound)
-    if max_error:
-        bound = math.nextafter(bound + max_error, math.inf)
+    """Return the record of a vector of round `t`.
+
+    Raises:
+        HistoryError: If it is an update with a number that is not finite.
+    """
+    row = value.known
+    if not isinstance(row, Row):
+        row = _encode_row(value.codec, value.vector, row)
+    if not math.isfinite(row.largest):
+        raise not_finite(t, f"the update of `{recording.client_ids[value.client_index]}`")
+    payload, max_error = row.encoded
+    bound = math.nextafter(row.largest + max_error, math.inf) if max_error else row.largest
     data, checksum = recording.pack(
-        t, value.client_index, payload, codec=codec.id, dtype=FLOAT32, size=size
+        t, value.client_index, payload, codec=value.codec.id, dtype=FLOAT32, size=value.vector.size
     )
     return Stored(data, f"{checksum:016x}", max_error, bound)
 
 
-def as_stored(codec: Codec, updates: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return updates as they come back from a store with this codec.
+def encode_rows(
+    codec: Codec, updates: NDArray[np.float32]
+) -> tuple[list[Row], NDArray[np.float32]]:
+    """Encode updates, and decode them again.
 
     Shape:
         - `updates`: $(m, d)$.
+
+    Returns:
+        Each row as it is to be stored, and all as they will be read, shape $(m, d)$.
     """
-    if codec.lossless:
-        return updates
     decoded = np.empty_like(updates)
 
-    def there_and_back(k: int) -> None:
-        payload = codec.encode(np.ascontiguousarray(updates[k])).payload
-        codec.decode(memoryview(payload), decoded[k])
+    def there_and_back(k: int) -> Row:
+        row = _encode_row(codec, updates[k])
+        codec.decode(memoryview(row.encoded.payload), decoded[k])
+        return row
 
-    map_rows(there_and_back, range(len(updates)), updates.nbytes)
-    return decoded
+    return map_rows(there_and_back, range(len(updates)), updates.nbytes), decoded
+
+
+def _encode_row(codec: Codec, vector: NDArray[np.float32], largest: float | None = None) -> Row:
+    if largest is None:
+        largest = float(largest_magnitudes(vector[None])[0])
+    return Row(codec.encode_known(np.ascontiguousarray(vector), largest), largest)
 
 
 def split(values: list[Value], num_bytes: int) -> Iterator[list[Value]]:

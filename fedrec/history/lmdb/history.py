@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from fedrec._checks import check_choice, check_int
+from fedrec.exceptions import (
+    ConfigurationError,
+    HistoryError,
+    HistoryFormatError,
+    expected,
+)
 from fedrec.history.base import HistoryStore
 from fedrec.history.codecs import CODECS
-from fedrec.history.conversion import host_memory, to_arrays, to_record
-from fedrec.history.lmdb.damage import Damage
-from fedrec.history.lmdb.encoding import as_stored
+from fedrec.history.codecs.compiled import compiled
+from fedrec.history.lmdb.damage import Damage, DamagedRecordError
+from fedrec.history.lmdb.encoding import Row, encode_rows
+from fedrec.history.lmdb.encryption import CIPHER, Keys, check_source, master_key
+from fedrec.history.lmdb.environment import DATA, Environment
+from fedrec.history.lmdb.loading import load
+from fedrec.history.lmdb.lock import WriterLock
+from fedrec.history.lmdb.mounts import warn_about
 from fedrec.history.lmdb.pool import Buffers
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.records import MANIFEST, Recording, digest, key
+from fedrec.history.lmdb.space import require_room_for_all
+from fedrec.history.lmdb.writing import append
 from fedrec.history.manifest import Manifest
-from fedrec.history.rounds import RoundIndex
-from fedrec.types import RoundRecord
+from fedrec.history.retention import Retention
+from fedrec.history.rounds import RoundArrays, RoundIndex
+from fedrec.history.tools.check import check
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedrec.types import RoundRecord
 
 __all__ = ["LMDBHistory"]
+
+_MAX_ROUNDS = 2**32
+
+
+def _host_memory(size: int) -> NDArray[np.float32]:
+    """Return so many float32 numbers in memory that a GPU in use reads at full speed."""
+    torch = sys.modules.get("torch")  # who has not imported it uses no GPU
+    if torch is not None and torch.cuda.is_initialized():
+        result: NDArray[np.float32] = torch.empty(size, pin_memory=True).numpy()
+        return result
+    return np.empty(size, np.float32)
 
 
 class LMDBHistory(HistoryStore):
     """The history in a directory, in one LMDB file.
 
-    When `write_round` returns, the round survives a killed process and a power cut. Every value
+    When `write_round` returns, the round survives a killed process and a power cut: it becomes
+    visible with its round record, which is committed together with the last of its values and holds
+    the hash of the round record before it. Every value
     carries a checksum that is compared at each read, so what is read is what was written, or an
     error that names round and client. Global weights and aggregates are stored exactly; how
     client updates are stored is up to the `codec`, by default exactly, too.
@@ -60,13 +97,18 @@ class LMDBHistory(HistoryStore):
             were written; of 60 with `sync_every=1`, none lost anything. Writing is faster by
             about a fifth. For recordings that can be made again.
 
+    Attributes:
+        path: As given; so are `codec`, `keep`, `map_size`, `master_key` and `sync_every`.
+        transaction_bytes: A round of more bytes is written in several transactions, since LMDB
+            keeps a transaction in memory.
+
     Raises:
         ConfigurationError: If `path` is not a path, `codec` is not known, `map_size` is less than
             65,536, `master_key` says no place, or `sync_every` is less than 1.
 
     Examples:
         >>> import tempfile, torch
-        >>> from fedrec.types import CohortUpdates
+        >>> from fedrec.types import CohortUpdates, RoundRecord
         >>> manifest = Manifest(
         ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
         ...     aggregator={"class_path": "fedrec.aggregators.FedAvg", "init_args": {}},
@@ -86,6 +128,8 @@ class LMDBHistory(HistoryStore):
         (range(0, 1), tensor([[4., 5.]]))
     """
 
+    transaction_bytes = 256 * 2**20
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -96,50 +140,31 @@ class LMDBHistory(HistoryStore):
         master_key: str | None = None,
         sync_every: int = 1,
     ) -> None:
-        self._store = RoundStore(
-            path,
-            codec=codec,
-            keep=keep,
-            map_size=map_size,
-            master_key=master_key,
-            sync_every=sync_every,
-        )
-        self._store.buffers = Buffers(host_memory)
+        self._environment: Environment | None = None
+        self._pool = Buffers(_host_memory)
+        self._lock: WriterLock | None = None
+        self._recording: Recording | None = None
+        # Next round, and hash of the round record before.
+        self._tail: tuple[int, str] | None = None
+        self._unsynced = 0  # rounds written
+        # What `as_stored` made of the updates of the round that is to be written next.
+        self._encoded: tuple[Tensor, list[Row]] | None = None
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigurationError(expected("path", "the path of a directory", path))
+        self.path = Path(path)
+        self._directory = self.path.absolute()  # the working directory may change
+        self.codec = codec if codec is None else check_choice("codec", codec, CODECS)
+        self.keep = None if keep is None else Retention.of(keep).spec()
+        self.map_size = map_size
+        if map_size is not None:
+            map_size = check_int("map_size", map_size, minimum=2**16)
+        self.master_key = None if master_key is None else check_source(master_key)
+        self.sync_every = check_int("sync_every", sync_every, minimum=1)
 
     @property
-    def path(self) -> Path:
-        """Directory of the history."""
-        return self._store.path
-
-    @property
-    def codec(self) -> str | None:
-        """Codec that was asked for, or `None` for that of the recording."""
-        return self._store.codec
-
-    @property
-    def keep(self) -> dict[str, int | float] | None:
-        """Retention that was asked for, or `None` for that of the recording."""
-        return self._store.keep
-
-    @property
-    def map_size(self) -> int | None:
-        """Most bytes the history may take, or `None` for the default."""
-        return self._store.map_size
-
-    @property
-    def master_key(self) -> str | None:
-        """Where the master key comes from, or `None` for the default."""
-        return self._store.master_key
-
-    @property
-    def sync_every(self) -> int:
-        """Rounds after which what was written is made durable."""
-        return self._store.sync_every
-
-    @property
-    def forgotten(self) -> tuple[str, ...]:
-        """Clients that were forgotten (`fedrec.history.forget`), or are being forgotten."""
-        return self._store.forgotten()
+    def is_empty(self) -> bool:
+        """Whether nothing, not even a manifest, has been written yet."""
+        return not (self._directory / DATA).exists()
 
     @property
     def manifest(self) -> Manifest:
@@ -147,17 +172,12 @@ class LMDBHistory(HistoryStore):
 
         Raises:
             HistoryFormatError: If nothing has been recorded yet, or by a newer fedrec, or with
-                another codec than was asked for.
+                another codec or `keep` than was asked for.
         """
-        return self._store.manifest
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing, not even a manifest, has been written yet."""
-        return self._store.is_empty
+        return self._load().manifest
 
     def begin(self, manifest: Manifest) -> None:
-        """Start a recording in an empty store.
+        """Start a recording; on disk it appears as a whole or not at all.
 
         Args:
             manifest: The manifest; what was asked for as `codec` and `keep` is replaced.
@@ -167,9 +187,27 @@ class LMDBHistory(HistoryStore):
             HistoryFullError: If the disk cannot hold all of its rounds (`forecast`).
             HistoryLockedError: If another process is just starting one.
         """
-        self._store.begin(manifest)
+        if self.codec is not None:
+            manifest = dataclasses.replace(manifest, codec=self.codec)
+        if self.keep is not None:
+            manifest = dataclasses.replace(manifest, keep=self.keep)
+        master = None
+        if self.master_key is not None:
+            manifest = dataclasses.replace(manifest, encryption=CIPHER)
+            master = master_key(self.master_key, self._directory)
+        recording = Recording(str(self.path), manifest)
+        self._check_empty()
+        require_room_for_all(self._directory, recording.manifest, self.map_size)
+        self.close()  # what this store had open before, if that was deleted
+        self._lock_for_writing()
+        self._check_empty()  # another process may have been faster
+        if master is not None:
+            Keys.create(str(self.path), recording.client_ids, master).write(self._directory)
+        Environment.create(self._directory, {key(0, MANIFEST): recording.record}, self.map_size)
+        if not recording.codec.lossless:
+            compiled()  # what is missing is compiled now, not while a round is written
 
-    def write_round(self, record: RoundRecord) -> None:
+    def append(self, arrays: RoundArrays) -> None:
         """Append a round; when this returns, the round survives a power cut (see `sync_every`).
 
         Raises:
@@ -181,10 +219,37 @@ class LMDBHistory(HistoryStore):
             HistoryFullError: If there is no room; all earlier rounds are intact.
             HistoryLockedError: If another process, or another store, is writing.
         """
-        self._store.write_round(to_arrays(record))
+        recording = self._load()
+        self._lock_for_writing()
+        environment = self._open()
+        if self.sync_every == 1 and not environment.syncs:
+            raise HistoryError(
+                f"History `{self.path}` is open in this process with `sync_every` > 1, so that no "
+                "round would be durable at once. HINT: close the other store first."
+            )
+        tail = self._tail
+        t, previous = tail or self._find_tail()
+        arrays.check(recording.manifest, t)
+        recording.require_known(arrays.client_ids)
+        if t == _MAX_ROUNDS:
+            raise HistoryError(f"A history cannot hold more than {_MAX_ROUNDS} rounds.")
+        self._tail = None  # until all is done
+        written = append(
+            arrays, recording, environment, previous, self.transaction_bytes, sweep=tail is None
+        )
+        self._tail = (t + 1, written)
+        if not environment.syncs:
+            self._unsynced += 1
+            if self._unsynced >= self.sync_every or t + 1 == recording.manifest.max_rounds:
+                self._sync()
 
-    def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
-        """Read a round; the result owns its memory.
+    def _find_tail(self) -> tuple[int, str]:
+        with self._snapshot() as snapshot:
+            t = len(snapshot.rounds())
+            return t, snapshot.entry(t - 1)[1] if t else digest(snapshot.recording.record)
+
+    def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
+        """Read a round as arrays; the result owns its memory.
 
         Args:
             t: Round, 0-based.
@@ -196,7 +261,15 @@ class LMDBHistory(HistoryStore):
             HistoryCorruptedError: If the bytes are not those that were written.
             HistoryKeyError: If the history is encrypted and the master key is missing or another.
         """
-        return to_record(self._store.read_round(t, client_ids))
+        with self._snapshot() as snapshot:
+            return snapshot.read(snapshot.entry(t)[0], client_ids)
+
+    def rounds(self) -> range:
+        """Return the rounds that are stored, `range(0, k)`."""
+        if self.is_empty:
+            return range(0)
+        with self._snapshot() as snapshot:
+            return snapshot.rounds()
 
     def index(self, t: int) -> RoundIndex:
         """Return what is known of a round without reading its vectors.
@@ -207,27 +280,67 @@ class LMDBHistory(HistoryStore):
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._store.index(t)
+        with self._snapshot() as snapshot:
+            return snapshot.index(t)
 
     def as_stored(self, updates: Tensor) -> Tensor:
-        """Return updates that are to be written as `read_round` would return them afterwards."""
-        exact = updates.detach().cpu().contiguous().numpy()
-        stored = as_stored(CODECS[self.manifest.codec], exact)
-        return updates if stored is exact else torch.from_numpy(stored).to(updates.device)
+        """Return updates that are to be written as `read_round` would return them afterwards.
 
-    def rounds(self) -> range:
-        """Return the rounds that are stored, `range(0, k)`."""
-        return self._store.rounds()
+        They are encoded for that. When the round with these updates is written next, it is not done
+        again.
+
+        Args:
+            updates: Shape $(m, d)$; must not be changed until they are written.
+
+        Returns:
+            Shape $(m, d)$; `updates` itself if the codec is lossless.
+        """
+        codec = self._load().codec
+        if codec.lossless:
+            return updates
+        import torch
+
+        from fedrec.history.conversion import to_array
+
+        rows, decoded = encode_rows(codec, to_array(updates))
+        self._encoded = updates, rows
+        return torch.from_numpy(decoded).to(updates.device)
+
+    def to_arrays(self, record: RoundRecord) -> RoundArrays:
+        """Return a round as what `append` takes, with what `as_stored` made of its updates.
+
+        Raises:
+            ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
+        """
+        arrays = super().to_arrays(record)
+        encoded = self._encoded
+        if encoded is None or encoded[0] is not record.updates:
+            return arrays
+        self._encoded = None
+        return dataclasses.replace(arrays, encoded=encoded[1])
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the recording is encrypted and no master key was found."""
+        return self._load().is_locked
+
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """Clients that were forgotten (`fedrec.history.forget`), or are being forgotten."""
+        return () if self.is_empty else tuple(self._load().forgotten)
 
     def num_bytes(self) -> int:
         """Return the size of `data.mdb` in bytes."""
-        return self._store.num_bytes()
+        return 0 if self.is_empty else (self._directory / DATA).stat().st_size
 
-    def damage(self) -> list[Damage]:
+    def damage(self, progress: Callable[[int], None] | None = None) -> list[Damage]:
         """Read everything, and list all that is not as it was written.
 
         What `fedrec.history.repair` would drop can be told from it. Of an encrypted history whose
         master key is not given, each record is compared with its checksum, and no more.
+
+        Args:
+            progress: Called with the number of rounds that are left, after each one.
 
         Returns:
             One entry for each damaged record and each break of the chain; none if all is well.
@@ -235,7 +348,12 @@ class LMDBHistory(HistoryStore):
         Raises:
             HistoryCorruptedError: If the file is truncated, or the manifest is damaged.
         """
-        return [one for _, found in self._store.damage() for one in found]
+        damage = []
+        for left, found in self._damage():
+            damage += found
+            if progress is not None:
+                progress(left)
+        return damage
 
     def verify(self) -> range:
         """Read everything, and follow the chain of hashes from the manifest to the last round.
@@ -246,11 +364,90 @@ class LMDBHistory(HistoryStore):
         Raises:
             HistoryCorruptedError: At the first thing that is not as it was written.
         """
-        return self._store.verify()
+        rounds = self.rounds()
+        for _, found in self._damage():
+            if found:
+                raise DamagedRecordError(str(self.path), found[0])
+        return rounds
+
+    def _damage(self) -> Iterator[tuple[int, list[Damage]]]:
+        """Yield how many rounds are left, and what is damaged in the one that was read."""
+        recording = self._load()
+        if recording.pending:
+            yield len(self.rounds()), [Damage(part="the whole", reason=recording.unfinished())]
+        yield from check(recording, self._open())
 
     def close(self) -> None:
         """Let go of the files and of the right to write. The history can be used again."""
-        self._store.close()
+        environment, self._environment = self._environment, None
+        lock, self._lock = self._lock, None
+        self._recording = self._tail = self._encoded = None
+        unsynced, self._unsynced = self._unsynced, 0
+        try:
+            if unsynced and environment is not None and environment.pid == os.getpid():
+                environment.sync()
+        finally:
+            if environment is not None:
+                environment.release()
+            if lock is not None:
+                lock.release()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(path={str(self.path)!r})"
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail", "_encoded"))
+        return {**self.__dict__, **unshared, "_unsynced": 0, "path": self._directory}
+
+    def _check_empty(self) -> None:
+        if not self.is_empty:
+            raise HistoryFormatError(
+                f"History `{self.path}` already holds a recording of {len(self.rounds())} rounds. "
+                "HINT: resume it, or record to another path."
+            )
+
+    def _lock_for_writing(self) -> None:
+        if self._lock is None or self._lock.pid != os.getpid():
+            warn_about(self._directory)
+            self._lock = WriterLock(self._directory)
+            self._tail = None
+
+    def _open(self) -> Environment:
+        if self._environment is None or self._environment.pid != os.getpid():
+            self._environment = Environment.acquire(
+                self._directory, self.map_size, sync=self.sync_every == 1
+            )
+            self._unsynced = 0
+        return self._environment
+
+    def _sync(self) -> None:
+        self._open().sync()
+        self._unsynced = 0
+
+    def _load(self) -> Recording:
+        if self._recording is None:
+            recording = load(str(self.path), self._open(), self.master_key)
+            if self.codec not in (None, recording.codec.name):
+                raise HistoryFormatError(
+                    f"History `{self.path}` stores updates as `{recording.codec.name}`, but was "
+                    f"opened with codec=`{self.codec}`. HINT: leave `codec` out to go on as "
+                    "recorded, or record to another path."
+                )
+            if self.keep not in (None, recording.retention.spec()):
+                raise HistoryFormatError(
+                    f"History `{self.path}` keeps updates of {recording.retention}, but was opened "
+                    f"with keep={self.keep}. HINT: leave `keep` out to go on as recorded, or "
+                    "record to another path."
+                )
+            self._recording = recording
+        return self._recording
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[Snapshot]:
+        recording = self._load()
+        environment = self._open()
+        with environment.read() as txn:
+            yield Snapshot(recording, environment, txn, self._pool)

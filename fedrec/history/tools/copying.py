@@ -10,6 +10,7 @@ import numpy as np
 
 from fedrec.history.lmdb.damage import DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.history import LMDBHistory
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import (
     AGGREGATE,
@@ -23,7 +24,6 @@ from fedrec.history.lmdb.records import (
     digest,
     key,
 )
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import check
 
@@ -125,7 +125,7 @@ def _copy_round(
     vectors += [("models", i, entry[name]) for i, name in _MODELS.items() if entry[name]]
     made: dict[int, str] = {}
     size = FLOAT_BYTES * copied.manifest.num_parameters
-    at_once = max(1, RoundStore.transaction_bytes // size)
+    at_once = max(1, LMDBHistory.transaction_bytes // size)
     for start in range(0, len(vectors), at_once):
         group = vectors[start : start + at_once]
         with target.write(len(group) * size) as txn:

@@ -25,10 +25,10 @@ from fedrec.history.lmdb.audit import broken_entries
 from fedrec.history.lmdb.encryption import CIPHER, KEYS, Keys
 from fedrec.history.lmdb.encryption import master_key as read_master_key
 from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_place
+from fedrec.history.lmdb.history import LMDBHistory
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.records import FORGOTTEN, MANIFEST, REPAIRS, Recording, canonical, key
 from fedrec.history.lmdb.space import require_room_for_all
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
 from fedrec.history.tools.copying import require_whole
@@ -126,14 +126,14 @@ def import_history(
             if keys is not None:
                 keys.write(new)
             Environment.create(new, records, None)
-            store = RoundStore(new, master_key=master_key)
+            history = LMDBHistory(new, master_key=master_key)
             try:
                 for t, one in enumerate(files):
-                    store.write_round(_read_round(source / one["file"], one, t, recording, files))
+                    history.append(_read_round(source / one["file"], one, t, recording, files))
                     if progress is not None:
                         progress(2 * len(files) - 1 - t)
             finally:
-                store.close()
+                history.close()
             require_whole(new, recording, progress)
             if keys is not None:
                 keys.write(directory)

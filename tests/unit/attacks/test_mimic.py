@@ -91,10 +91,10 @@ def test_stored_rounds_bring_the_memory_back(attack: Any, stopped: int) -> None:
     )
     assert attack.has_memory
     for t in range(stopped):
-        engine.remember(history.read_round(t))
-    ctx = engine.context(
-        stopped, federation.client_ids, history.read_round(stopped).global_weights, print
-    )
+        stored = history.read_round(t)
+        ctx = engine.context(t, stored.cohort, stored.global_weights)
+        engine.remember(ctx, stored.sent)
+    ctx = engine.context(stopped, federation.client_ids, history.read_round(stopped).global_weights)
     sent = engine.ask(ctx, federation.client_ids)
     assert torch.equal(sent.updates, history.read_round(stopped).updates)
     # As does a state that was saved.

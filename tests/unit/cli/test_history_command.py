@@ -74,11 +74,10 @@ def test_a_recovery_goes_on_without_what_a_repair_dropped(
         for t in history.rounds():
             record = history.read_round(t)
             if t == 4:  # a warm-up is over, and the round is one of estimates
-                record = dataclasses.replace(
-                    record.select([c for c in record.client_ids if c != "client-2"]),
-                    cohort=record.cohort,
-                    refused={"client-2": "damaged, dropped by a repair"},
-                )
+                left = record.sent.select([c for c in record.client_ids if c != "client-2"])
+                refused = {"client-2": "damaged, dropped by a repair"}
+                left = dataclasses.replace(left, refused=refused)
+                record = dataclasses.replace(record, sent=left, cohort=record.cohort)
             clean.write_round(record)
         unharmed = recover(history)
 

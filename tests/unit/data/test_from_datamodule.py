@@ -269,7 +269,8 @@ def test_test_samples_that_were_trained_on_are_counted(test: Any, count: str) ->
 
 def test_equal_samples_at_other_places_of_one_data_set_are_no_overlap() -> None:
     twins = TensorDataset(torch.zeros(6, 1), torch.zeros(6).long())
-    read(DataLoader(Subset(twins, [0, 1, 2])), DataLoader(Subset(twins, [3, 4, 5])))
+    data = read(DataLoader(Subset(twins, [0, 1, 2])), DataLoader(Subset(twins, [3, 4, 5])))
+    assert len(data.test_dataset) == 3  # and no warning, which would be an error here
 
 
 class Validated(pl.LightningDataModule):
@@ -294,7 +295,7 @@ def test_a_test_loader_that_is_none_is_missing() -> None:
 
     data = FederatedDataModule.from_datamodule(Sometimes(), num_clients=2)
     with pytest.warns(FedrecWarning, match="Sometimes has no test loader"):
-        assert data.test_dataset is not None
+        assert values(data.test_dataset) == [50, 51, 52, 53]
 
 
 def test_without_any_test_data_everything_but_testing_works() -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import fedrec
-from fedrec.history import Manifest
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.rounds import RoundArrays
 
 IDS = tuple(f"client-{i}" for i in range(5))
@@ -63,10 +62,10 @@ def recorded(
     """Return a function that records rounds and returns the closed history's directory."""
 
     def make(num_rounds: int = 3, name: str = "history") -> Path:
-        store = RoundStore(tmp_path / name)
+        store = LMDBHistory(tmp_path / name)
         store.begin(manifest)
         for t in range(num_rounds):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
         store.close()
         return tmp_path / name
 

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedrec.history import LMDBHistory
-from fedrec.history.conversion import host_memory, to_record
+from fedrec.history.conversion import to_record
+from fedrec.history.lmdb.history import _host_memory as host_memory
 from fedrec.history.lmdb.pool import Buffers
 
 SHAPE = (4, 2**17)  # two megabytes

@@ -19,7 +19,6 @@ from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFormat
 from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.lmdb import records as recording
 from fedrec.history.lmdb.records import Recording, canonical
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 
 WEIGHTS, AGGREGATE, ROUND = (2**32 - i for i in (4, 3, 1))
@@ -62,10 +61,10 @@ def flip(path: Path, places: list[int], bit: int) -> None:
 def read_all(path: Path) -> dict[int, str]:
     """Return what goes wrong, by round."""
     errors = {}
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     for t in range(3):
         try:
-            store.read_round(t)
+            store.read(t)
         except HistoryCorruptedError as error:
             errors[t] = str(error)
     store.close()
@@ -100,9 +99,9 @@ def test_flipped_bit_in_the_manifest_is_found(recorded: Callable[..., Path]) -> 
         # A damaged magic number is not told from a foreign file.
         error = HistoryFormatError if bit < 32 else HistoryCorruptedError
         with pytest.raises(error):
-            RoundStore(path).read_round(0)
+            LMDBHistory(path).read(0)
         flip(path, [place], bit)
-    assert RoundStore(path).verify() == range(1)
+    assert LMDBHistory(path).verify() == range(1)
 
 
 def test_flipped_bit_in_a_key_is_found(recorded: Callable[..., Path]) -> None:
@@ -124,13 +123,13 @@ def test_swapped_clients_are_found(recorded: Callable[..., Path]) -> None:
         assert b is not None
         txn.put(key(1, 2), b, db=db)
         txn.put(key(1, 3), a, db=db)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     wrong = r"round 1, client `client-2`.* client_index 3 instead of 2"
     with pytest.raises(HistoryCorruptedError, match=wrong):
-        store.read_round(1)
+        store.read(1)
     with pytest.raises(HistoryCorruptedError, match=r"round 1, client `client-3`"):
-        store.read_round(1, ["client-3"])
-    assert store.read_round(1, ["client-0", "client-4"]).updates.shape == (2, 2000)
+        store.read(1, ["client-3"])
+    assert store.read(1, ["client-0", "client-4"]).updates.shape == (2, 2000)
     store.close()
 
 
@@ -160,9 +159,9 @@ def test_record_of_another_history_is_found(
     path = recorded(num_rounds=3)
     fields = {**vars(manifest)}
     del fields["store_id"]
-    other = RoundStore(tmp_path / "other")
+    other = LMDBHistory(tmp_path / "other")
     other.begin(Manifest(**fields))
-    other.write_round(arrays(0))
+    other.append(arrays(0))
     other.close()
     with database(other.path, "updates") as (txn, db):
         foreign = txn.get(key(0, 2), db=db)
@@ -199,8 +198,8 @@ def test_forged_round_record_breaks_the_chain(
         text = record[48:].replace(b'"num_samples":[10,', b'"num_samples":[90,')
         forged, _ = Recording("x", manifest).pack(1, ROUND, text)
         txn.put(key(1, ROUND), forged, db=db)
-    store = RoundStore(path)
-    assert store.read_round(1).num_samples.tolist() == [90, 10, 10, 10, 10]
+    store = LMDBHistory(path)
+    assert store.read(1).num_samples.tolist() == [90, 10, 10, 10, 10]
     with pytest.raises(HistoryCorruptedError, match=r"round 2, the round record.*does not follow"):
         store.verify()
     store.close()
@@ -224,9 +223,9 @@ def test_round_record_that_does_not_say_how_far_off_an_update_is(
     value: object,
 ) -> None:
     """Who reads the bounds relies on one for each update that is stored."""
-    store = RoundStore(tmp_path, codec=codec)
+    store = LMDBHistory(tmp_path, codec=codec)
     store.begin(manifest)
-    store.write_round(arrays(0))
+    store.append(arrays(0))
     recording = store._load()
     store.close()
     with database(tmp_path, "rounds") as (txn, db):
@@ -247,7 +246,7 @@ def test_deleted_round_is_found(recorded: Callable[..., Path]) -> None:
     with database(path, "rounds") as (txn, db):
         txn.delete(key(1, ROUND), db=db)
     with pytest.raises(HistoryCorruptedError, match="lacks rounds before round 2"):
-        RoundStore(path).rounds()
+        LMDBHistory(path).rounds()
 
 
 def test_records_behind_the_last_round_are_no_trap(
@@ -255,15 +254,15 @@ def test_records_behind_the_last_round_are_no_trap(
 ) -> None:
     """LMDB drops a value whose key is out of order; a store must not report it as written."""
     path = recorded(num_rounds=3)
-    store = RoundStore(path)
-    store.write_round(arrays(3))
+    store = LMDBHistory(path)
+    store.append(arrays(3))
     environment = store._open()
     with environment.write(0) as txn:
         environment.append(txn, "models", key(9, WEIGHTS), b"x")
     with pytest.raises(HistoryCorruptedError, match="behind its last round"):
-        store.write_round(arrays(4))
+        store.append(arrays(4))
     assert store.rounds() == range(4)
-    store.write_round(arrays(4))  # what is behind the last round is removed by now
+    store.append(arrays(4))  # what is behind the last round is removed by now
     assert store.verify() == range(5)
     store.close()
 
@@ -279,14 +278,14 @@ def test_cut_file_is_an_error_not_a_crash(
     code = """
 import os, sys
 from fedrec.exceptions import HistoryCorruptedError
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 data = open(sys.argv[1] + "/data.mdb", "rb").read()
 for length in map(int, sys.argv[2:]):
     with open(sys.argv[1] + "/data.mdb", "wb") as file:
         file.write(data[:length])
-    store = RoundStore(sys.argv[1])
+    store = LMDBHistory(sys.argv[1])
     try:
-        store.read_round(0)
+        store.read(0)
     except HistoryCorruptedError as error:
         assert f"truncated: `data.mdb` has {length} bytes" in str(error), error
         print(length)
@@ -298,10 +297,10 @@ for length in map(int, sys.argv[2:]):
 
 def test_file_that_is_cut_while_open(recorded: Callable[..., Path]) -> None:
     path = recorded(num_rounds=3)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.rounds() == range(3)
     os.truncate(path / "data.mdb", 20480)
-    for read in (store.rounds, store.verify, lambda: store.read_round(0)):
+    for read in (store.rounds, store.verify, lambda: store.read(0)):
         with pytest.raises(HistoryCorruptedError, match="has 20480 bytes"):
             read()
     store.close()
@@ -312,15 +311,15 @@ def test_newer_format_is_refused(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(recording, "FORMAT_VERSION", 2)
-        RoundStore(tmp_path).begin(manifest)
+        LMDBHistory(tmp_path).begin(manifest)
     with pytest.raises(HistoryFormatError, match="format version 2, but this fedrec reads version"):
-        RoundStore(tmp_path).manifest  # noqa: B018
+        LMDBHistory(tmp_path).manifest  # noqa: B018
 
 
 def test_unknown_codec_is_refused(tmp_path: Path, manifest: Manifest) -> None:
     odd = Manifest(**{**vars(manifest), "codec": "float12"})
     with pytest.raises(HistoryFormatError, match=r"`float12`.* Known: float32"):
-        RoundStore(tmp_path).begin(odd)
+        LMDBHistory(tmp_path).begin(odd)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from fedrec.exceptions import (
 )
 from fedrec.history import HistoryStore, LMDBHistory, Manifest, compact, info, repair
 from fedrec.history.lmdb.encryption import Keys, TamperedError, new_key
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 from fedrec.testing import HistoryStoreContract
 
@@ -60,10 +59,10 @@ def encrypted(
     """Return a function that records encrypted rounds and returns the closed directory."""
 
     def make(num_rounds: int = 2, name: str = "history", codec: str = "float32") -> Path:
-        store = RoundStore(tmp_path / name, codec=codec, master_key=f"file:{key_file}")
+        store = LMDBHistory(tmp_path / name, codec=codec, master_key=f"file:{key_file}")
         store.begin(manifest)
         for t in range(num_rounds):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
         store.close()
         return tmp_path / name
 
@@ -140,10 +139,10 @@ def test_no_plaintext_is_on_disk(
     on_disk = b"".join(p.read_bytes() for p in path.iterdir())
     assert HEX.encode() not in on_disk
     assert bytes.fromhex(HEX) not in on_disk
-    plain = RoundStore(path.parent / "plain", codec=codec)
-    plain.begin(dataclasses.replace(RoundStore(path).manifest, encryption=None))
+    plain = LMDBHistory(path.parent / "plain", codec=codec)
+    plain.begin(dataclasses.replace(LMDBHistory(path).manifest, encryption=None))
     for t in range(2):
-        plain.write_round(arrays(t))
+        plain.append(arrays(t))
     plain.close()
     values = {**records(plain.path, "updates"), **records(plain.path, "models")}
     assert len(values) == 2 * (5 + 2)
@@ -152,9 +151,9 @@ def test_no_plaintext_is_on_disk(
             assert value[start : start + 16] not in on_disk
     assert b"bounds" in (plain.path / "data.mdb").read_bytes()
     assert b"bounds" not in on_disk
-    store = RoundStore(path, master_key=f"file:{key_file}")
+    store = LMDBHistory(path, master_key=f"file:{key_file}")
     for t in range(2):
-        np.testing.assert_array_equal(store.read_round(t).updates, plain.read_round(t).updates)
+        np.testing.assert_array_equal(store.read(t).updates, plain.read(t).updates)
         assert store.index(t).bounds == plain.index(t).bounds
     store.close()
     plain.close()
@@ -216,7 +215,7 @@ def test_what_was_changed_is_found_even_with_its_checksum(
         with_checksum(1, 2, header, payload[:20]),
     ):
         put(path, "updates", 1, 2, forged)
-        store = RoundStore(path, master_key=source)
+        store = LMDBHistory(path, master_key=source)
         # As if the round had been committed with it.
         with store._snapshot() as snapshot:
             entry, _ = snapshot.entry(1)
@@ -291,9 +290,9 @@ def test_wrong_or_missing_key(
     wrong = tmp_path / "wrong.key"
     new_key(wrong)
     with pytest.raises(HistoryKeyError, match=r"not the one history .*history` was encrypted with"):
-        LMDBHistory(path, master_key=f"file:{wrong}").read_round(0)
+        LMDBHistory(path, master_key=f"file:{wrong}").read(0)
     for call in (
-        lambda: LMDBHistory(path).read_round(0),
+        lambda: LMDBHistory(path).read(0),
         lambda: info(path),
         lambda: repair(path),
     ):
@@ -302,17 +301,17 @@ def test_wrong_or_missing_key(
     assert LMDBHistory(path).rounds() == range(2)
     assert LMDBHistory(path).manifest.encryption == "AES-256-GCM"
     monkeypatch.setenv("FEDREC_HISTORY_KEY", HEX)
-    assert LMDBHistory(path).read_round(0).client_ids == IDS
+    assert LMDBHistory(path).read(0).client_ids == IDS
     monkeypatch.setenv("FEDREC_HISTORY_KEY", HEX.replace("0", "1"))
     with pytest.raises(HistoryKeyError, match="not the one"):
-        LMDBHistory(path).read_round(0)
+        LMDBHistory(path).read(0)
     monkeypatch.setenv("MINE", HEX)
-    assert LMDBHistory(path, master_key="env:MINE").read_round(0).client_ids == IDS
+    assert LMDBHistory(path, master_key="env:MINE").read(0).client_ids == IDS
 
 
 def test_a_key_that_is_none(tmp_path: Path, manifest: Manifest, key_file: Path) -> None:
     def begin(source: str, name: str = "history") -> None:
-        RoundStore(tmp_path / name, master_key=source).begin(manifest)
+        LMDBHistory(tmp_path / name, master_key=source).begin(manifest)
 
     for source in (HEX, "file:", "vault:x", 3):
         with pytest.raises(ConfigurationError, match="`file:PATH`") as error:
@@ -354,9 +353,9 @@ def test_a_plain_history_takes_no_key(
 ) -> None:
     path = recorded(num_rounds=1)
     with pytest.raises(HistoryFormatError, match="is not encrypted, but was opened with a master"):
-        LMDBHistory(path, master_key=f"file:{key_file}").read_round(0)
+        LMDBHistory(path, master_key=f"file:{key_file}").read(0)
     monkeypatch.setenv("FEDREC_HISTORY_KEY", HEX)  # meant for others
-    assert LMDBHistory(path).read_round(0).client_ids == IDS
+    assert LMDBHistory(path).read(0).client_ids == IDS
 
 
 def test_damaged_keys_are_found(encrypted: Callable[..., Path], key_file: Path) -> None:
@@ -365,7 +364,7 @@ def test_damaged_keys_are_found(encrypted: Callable[..., Path], key_file: Path) 
     for changed in (text[:-40], text.replace('"shared": "', '"shared": "A'), "{}", "[1]"):
         (path / "keys.json").write_text(changed)
         with pytest.raises(HistoryCorruptedError, match=r"keys\.json"):
-            LMDBHistory(path, master_key=f"file:{key_file}").read_round(0)
+            LMDBHistory(path, master_key=f"file:{key_file}").read(0)
     # One who can compute the checksum changes a client's key: the others can still be read.
     raw = json.loads(text)
     raw["keys"]["clients"]["client-1"] = raw["keys"]["clients"]["client-2"]
@@ -378,7 +377,7 @@ def test_damaged_keys_are_found(encrypted: Callable[..., Path], key_file: Path) 
             history.read_round(0, ["client-1"])
     (path / "keys.json").unlink()
     with pytest.raises(HistoryCorruptedError, match=r"wrapped keys.*keys\.json"):
-        LMDBHistory(path, master_key=f"file:{key_file}").read_round(0)
+        LMDBHistory(path, master_key=f"file:{key_file}").read(0)
 
 
 def test_without_the_package(
@@ -387,15 +386,15 @@ def test_without_the_package(
     path = encrypted()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'fedrec\[encryption\]'"):
-        LMDBHistory(path, master_key=f"file:{key_file}").read_round(0)
+        LMDBHistory(path, master_key=f"file:{key_file}").read(0)
     assert LMDBHistory(path).damage() == []  # checksums need no key
 
 
 def test_a_pickled_store_has_the_place_of_the_key_alone(
     encrypted: Callable[..., Path], key_file: Path
 ) -> None:
-    store = RoundStore(encrypted(), master_key=f"file:{key_file}")
-    store.read_round(0)
+    store = LMDBHistory(encrypted(), master_key=f"file:{key_file}")
+    store.read(0)
     pickled = pickle.dumps(store)
     assert HEX.encode() not in pickled
     assert bytes.fromhex(HEX) not in pickled
@@ -413,10 +412,10 @@ def test_recording_goes_on(
 ) -> None:
     path = encrypted()
     monkeypatch.setenv("FEDREC_HISTORY_KEY", HEX)
-    store = RoundStore(path)
-    store.write_round(arrays(2))
+    store = LMDBHistory(path)
+    store.append(arrays(2))
     assert store.verify() == range(3)
-    np.testing.assert_array_equal(store.read_round(2).updates, arrays(2).updates)
+    np.testing.assert_array_equal(store.read(2).updates, arrays(2).updates)
     store.close()
 
 
@@ -465,19 +464,19 @@ def test_a_key_that_was_not_written_is_no_history(
     code = """
 import os, pickle, signal, sys
 from fedrec.history.lmdb import environment
-from fedrec.history.lmdb import store
-store.Environment.create = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from fedrec.history.lmdb import history
+history.Environment.create = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 path, source, manifest = sys.argv[1:]
 from fedrec.history import Manifest
 pid = os.fork()
 if pid == 0:
-    store.RoundStore(path, master_key=source).begin(Manifest.from_json(manifest))
+    history.LMDBHistory(path, master_key=source).begin(Manifest.from_json(manifest))
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     source = f"file:{key_file}"
     assert run_script(code, tmp_path / "h", source, manifest.to_json()).strip() == "-9"
     assert (tmp_path / "h" / "keys.json").exists()
-    store = RoundStore(tmp_path / "h", master_key=source)
+    store = LMDBHistory(tmp_path / "h", master_key=source)
     assert store.is_empty
     store.begin(manifest)
     assert store.manifest.encryption == "AES-256-GCM"

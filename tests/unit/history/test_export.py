@@ -45,7 +45,6 @@ from fedrec.history import (
     info,
 )
 from fedrec.history.conversion import to_record
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.tools.export import checksum_of
 from fedrec.history.tools.repair import compact
@@ -70,7 +69,7 @@ def plain(
     """
     if not (_MADE and _MADE[0].exists()):
         _MADE[:] = [tmp_path_factory.mktemp("made")]
-        store = RoundStore(_MADE[0] / "history")
+        store = LMDBHistory(_MADE[0] / "history")
         store.begin(manifest)
         write(store, arrays)
         export_history(_MADE[0] / "history", _MADE[0] / "plain")
@@ -78,10 +77,10 @@ def plain(
     return tmp_path / "plain"
 
 
-def write(store: RoundStore, arrays: Make, rounds: int = ROUNDS) -> None:
+def write(store: LMDBHistory, arrays: Make, rounds: int = ROUNDS) -> None:
     for t in range(rounds):
         ids = (IDS[3], IDS[0], IDS[4]) if t % 2 else IDS
-        store.write_round(
+        store.append(
             arrays(
                 t,
                 ids,
@@ -189,7 +188,7 @@ def test_numpy_reads_it(plain: Path, arrays: Make) -> None:
 def test_export_import_export(
     tmp_path: Path, manifest: Manifest, arrays: Make, codec: str, keep: dict[str, Any]
 ) -> None:
-    store = RoundStore(tmp_path / "a", codec=codec, keep=keep)
+    store = LMDBHistory(tmp_path / "a", codec=codec, keep=keep)
     store.begin(dataclasses.replace(manifest, clients=dict.fromkeys(reversed(IDS), 10)))
     write(store, arrays)
     done = export_history(tmp_path / "a", tmp_path / "plain")
@@ -207,17 +206,17 @@ def test_export_import_export(
         assert list(b.manifest.clients) == list(a.manifest.clients)
         for t in range(ROUNDS):
             kept = a.index(t).kept
-            x, y = a.read_round(t, kept), b.read_round(t, kept)
-            assert x.updates.numpy().tobytes() == y.updates.numpy().tobytes()
-            assert x.global_weights.numpy().tobytes() == y.global_weights.numpy().tobytes()
-            assert x.aggregate.numpy().tobytes() == y.aggregate.numpy().tobytes()
+            x, y = a.read(t, kept), b.read(t, kept)
+            assert x.updates.tobytes() == y.updates.tobytes()
+            assert x.global_weights.tobytes() == y.global_weights.tobytes()
+            assert x.aggregate.tobytes() == y.aggregate.tobytes()
             assert x.num_samples.tolist() == y.num_samples.tolist()
             assert (x.cohort, x.refused) == (y.cohort, y.refused)
             assert (a.index(t).present, kept) == (b.index(t).present, b.index(t).kept)
             if exact:
                 assert a.index(t).bounds == b.index(t).bounds
             for c, bound in b.index(t).bounds.items():
-                assert y.updates[kept.index(c)].abs().max() <= bound
+                assert np.abs(y.updates[kept.index(c)]).max() <= bound
     if exact:  # the chain of hashes is rebuilt to the last bit, where payloads are a function of it
         assert info(tmp_path / "a").num_updates == info(tmp_path / "b").num_updates
 
@@ -225,7 +224,7 @@ def test_export_import_export(
 def test_a_codec_that_would_change_the_numbers_again(
     tmp_path: Path, manifest: Manifest, arrays: Make
 ) -> None:
-    store = RoundStore(tmp_path / "a", codec="int8+zstd")
+    store = LMDBHistory(tmp_path / "a", codec="int8+zstd")
     store.begin(manifest)
     write(store, arrays)
     export_history(tmp_path / "a", tmp_path / "plain")
@@ -244,26 +243,26 @@ def test_a_codec_that_would_change_the_numbers_again(
 def test_buffers_and_a_round_without_clients(
     tmp_path: Path, manifest: Manifest, arrays: Make, dtype: str
 ) -> None:
-    store = RoundStore(tmp_path / "a")
+    store = LMDBHistory(tmp_path / "a")
     store.begin(dataclasses.replace(manifest, buffers={"mean": {"dtype": dtype, "shape": [3]}}))
     buffers = np.array([1 / 3, -2.0, 0.0], dtype)
-    store.write_round(arrays(0, buffers=buffers))
+    store.append(arrays(0, buffers=buffers))
     nobody = {"refused": dict.fromkeys(IDS, "silent"), "cohort": IDS}
-    store.write_round(arrays(1, (), buffers=2 * buffers, **nobody))
+    store.append(arrays(1, (), buffers=2 * buffers, **nobody))
     store.close()
     export_history(tmp_path / "a", tmp_path / "plain")
     import_history(tmp_path / "plain", tmp_path / "b")
-    store = RoundStore(tmp_path / "b")
-    assert (store.read_round(0).buffers == buffers).all()
-    assert (store.read_round(1).buffers == 2 * buffers).all()
-    assert store.read_round(1).refused == nobody["refused"]
-    store.write_round(arrays(2, buffers=buffers))
+    store = LMDBHistory(tmp_path / "b")
+    assert (store.read(0).buffers == buffers).all()
+    assert (store.read(1).buffers == 2 * buffers).all()
+    assert store.read(1).refused == nobody["refused"]
+    store.append(arrays(2, buffers=buffers))
     assert store.verify() == range(3)
     store.close()
     compact(tmp_path / "b")
-    store = RoundStore(tmp_path / "b")
+    store = LMDBHistory(tmp_path / "b")
     assert store.verify() == range(3)
-    found = store.read_round(2).buffers
+    found = store.read(2).buffers
     assert found.dtype == dtype
     assert found.tolist() == buffers.tolist()
     store.close()
@@ -272,8 +271,8 @@ def test_buffers_and_a_round_without_clients(
 def test_what_is_imported_goes_on(plain: Path, tmp_path: Path, arrays: Make) -> None:
     import_history(plain, tmp_path / "new")
     for name in ("history", "new"):
-        store = RoundStore(tmp_path / name)
-        store.write_round(arrays(ROUNDS))
+        store = LMDBHistory(tmp_path / name)
+        store.append(arrays(ROUNDS))
         assert store.verify() == range(ROUNDS + 1)
         with store._snapshot() as snapshot:
             tail = snapshot.entry(ROUNDS)[1]
@@ -567,13 +566,13 @@ def test_a_full_disk_leaves_no_half_made_history(
         raise HistoryFullError("The disk is full.")
 
     (tmp_path / "new").mkdir()
-    monkeypatch.setattr(RoundStore, "write_round", full)
+    monkeypatch.setattr(LMDBHistory, "append", full)
     with pytest.raises(HistoryFullError, match="The disk is full"):
         import_history(plain, tmp_path / "new")
-    assert RoundStore(tmp_path / "new").is_empty
+    assert LMDBHistory(tmp_path / "new").is_empty
     monkeypatch.undo()
     import_history(plain, tmp_path / "new")
-    assert RoundStore(tmp_path / "new").verify() == range(ROUNDS)
+    assert LMDBHistory(tmp_path / "new").verify() == range(ROUNDS)
 
 
 def test_what_a_killed_process_left_is_in_nobodys_way(plain: Path, tmp_path: Path) -> None:
@@ -582,7 +581,7 @@ def test_what_a_killed_process_left_is_in_nobodys_way(plain: Path, tmp_path: Pat
         left.mkdir(parents=True)
         (left / "data.mdb").write_bytes(b"half")
         (left / "round-000000.npz").write_bytes(b"half")
-    assert RoundStore(tmp_path / "b").is_empty
+    assert LMDBHistory(tmp_path / "b").is_empty
     import_history(plain, tmp_path / "b")
     export_history(tmp_path / "b", tmp_path / "again")
     assert contents(tmp_path / "again") == contents(plain)
@@ -606,10 +605,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         server_lr=0.5,
         max_rounds=2,
     )
-    store = RoundStore(base / "history")
+    store = LMDBHistory(base / "history")
     store.begin(manifest)
     for t in range(2):
-        store.write_round(
+        store.append(
             RoundArrays(
                 round=t,
                 global_weights=np.full(3, t, np.float32),
@@ -797,7 +796,7 @@ def test_a_codec_of_the_users_own(
     before = dict(codecs.CODECS)
     try:
         importlib.import_module("my_codecs")
-        store = RoundStore(tmp_path / "history", codec="mine")
+        store = LMDBHistory(tmp_path / "history", codec="mine")
         store.begin(manifest)
         write(store, arrays)
     finally:

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from fedrec.exceptions import ConfigurationError, HistoryFullError
-from fedrec.history import Manifest, forecast, info
+from fedrec.history import LMDBHistory, Manifest, forecast, info
 from fedrec.history.codecs import CODECS
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 
 KIB = 1024
@@ -43,7 +42,7 @@ def test_the_file_is_as_large_as_was_told(
 ) -> None:
     rounds = 30
     ids = tuple(f"c{i}" for i in range(num_clients))
-    store = RoundStore(tmp_path, codec=codec, keep=keep)
+    store = LMDBHistory(tmp_path, codec=codec, keep=keep)
     store.begin(
         dataclasses.replace(
             manifest, clients=dict.fromkeys(ids, 1), num_parameters=d, max_rounds=rounds
@@ -55,7 +54,7 @@ def test_the_file_is_as_large_as_was_told(
     for t in range(rounds):
         vectors = generator.standard_normal((num_clients + 2, d), dtype=np.float32)
         vectors[:, ::5] = 0
-        store.write_round(
+        store.append(
             RoundArrays(
                 round=t,
                 global_weights=vectors[0],
@@ -145,7 +144,7 @@ def test_a_recording_that_the_disk_cannot_hold_is_not_begun(
 ) -> None:
     needed = forecast(num_clients=5, num_parameters=2000, max_rounds=100).num_bytes
     assert 100 * 7 * 8192 < needed < 100 * 8 * 8192 + 512 * KIB
-    store = RoundStore(tmp_path / "a" / "history")
+    store = LMDBHistory(tmp_path / "a" / "history")
     free(monkeypatch, needed - 1000)
     with pytest.raises(HistoryFullError) as caught:
         store.begin(manifest)
@@ -161,12 +160,12 @@ def test_a_recording_that_the_disk_cannot_hold_is_not_begun(
         (None, {"every": 2}, None),
         ("int8", None, None),
     ):
-        store = RoundStore(tmp_path / f"{codec}{keep}", codec=codec, keep=keep)
+        store = LMDBHistory(tmp_path / f"{codec}{keep}", codec=codec, keep=keep)
         store.begin(dataclasses.replace(manifest, sampler=sampler))
         assert store.rounds() == range(0)
         store.close()
     free(monkeypatch, needed)
-    store = RoundStore(tmp_path / "a" / "history")
+    store = LMDBHistory(tmp_path / "a" / "history")
     store.begin(manifest)
     store.close()
 
@@ -177,9 +176,9 @@ def test_a_recording_that_the_map_cannot_hold_is_not_begun(
     free(monkeypatch, 2**60)
     large = dataclasses.replace(manifest, num_parameters=10**8, max_rounds=2000)
     with pytest.raises(HistoryFullError, match=r"reserves 1099511627776 bytes .*`?map_size="):
-        RoundStore(tmp_path / "a").begin(large)
+        LMDBHistory(tmp_path / "a").begin(large)
     assert not (tmp_path / "a").exists()
-    store = RoundStore(tmp_path / "a", map_size=2**34)
+    store = LMDBHistory(tmp_path / "a", map_size=2**34)
     store.begin(large)
     store.close()
 
@@ -191,13 +190,13 @@ def test_it_stops_between_rounds_and_says_what_the_rest_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 100 rounds of 7 vectors with 2 pages each, 40 are stored when the disk is full."""
-    store = RoundStore(tmp_path)
+    store = LMDBHistory(tmp_path)
     store.begin(manifest)
     for t in range(40):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     free(monkeypatch, 100_000)
     with pytest.raises(HistoryFullError) as caught:
-        store.write_round(arrays(40))
+        store.append(arrays(40))
     found = re.search(
         r"no room for (\d+) bytes more \(100000 bytes are free; .* for the 60 that are left (\d+)",
         str(caught.value),
@@ -216,16 +215,16 @@ def test_what_two_rounds_need_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client's `sign` update takes 250 bytes and a header, not 8,000."""
-    store = RoundStore(tmp_path, codec="sign")
+    store = LMDBHistory(tmp_path, codec="sign")
     store.begin(manifest)
     for t in range(20):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     round_bytes = 2 * 8192 + 5 * 320 + 1000 + 3 * 200
     free(monkeypatch, int(2 * 1.2 * round_bytes))
-    store.write_round(arrays(20))
+    store.append(arrays(20))
     free(monkeypatch, int(2 * 0.8 * round_bytes))
     with pytest.raises(HistoryFullError, match="room for two rounds"):
-        store.write_round(arrays(21))
+        store.append(arrays(21))
     store.close()
 
 
@@ -235,13 +234,13 @@ def test_pages_that_are_used_again_count_as_room(
     arrays: Callable[..., RoundArrays],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = RoundStore(tmp_path, keep={"last": 5})
+    store = LMDBHistory(tmp_path, keep={"last": 5})
     store.begin(manifest)
     for t in range(30):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     size = store.num_bytes()
     free(monkeypatch, 16 * KIB)
-    store.write_round(arrays(30))
+    store.append(arrays(30))
     assert store.num_bytes() <= size + 2 * 8192 + 2 * 4096  # two vectors of the model, and keys
     assert store.verify() == range(31)
     store.close()

@@ -43,7 +43,6 @@ from fedrec.history import (
     repair,
 )
 from fedrec.history.lmdb.records import FORGOTTEN, Recording
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 from fedrec.models import MLP
 from fedrec.recipe import load_recipe
@@ -76,10 +75,10 @@ def run(
         folder = tmp_path / name
         (folder / "record").mkdir(parents=True)
         source = "env:MINE" if encrypted else None
-        store = RoundStore(folder / "history", codec=codec, master_key=source)
+        store = LMDBHistory(folder / "history", codec=codec, master_key=source)
         store.begin(manifest)
         for t in range(3):
-            store.write_round(arrays(t, **changes))
+            store.append(arrays(t, **changes))
         store.close()
         return folder
 
@@ -121,8 +120,8 @@ def test_no_piece_is_left_and_the_others_stay(
 ) -> None:
     folder = run(codec, encrypted)
     path = folder / "history"
-    store = RoundStore(path)
-    before = [store.read_round(t) for t in range(3)]
+    store = LMDBHistory(path)
+    before = [store.read(t) for t in range(3)]
     bounds = [store.index(t).bounds for t in range(3)]
     old_manifest = store.manifest
     store.close()
@@ -144,11 +143,11 @@ def test_no_piece_is_left_and_the_others_stay(
     }
     assert b'"client-2": null' in left if encrypted else b"keys" not in left
 
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(3)
     assert store.manifest == old_manifest
     for t in range(3):
-        record = store.read_round(t)
+        record = store.read(t)
         assert record.client_ids == KEPT
         assert record.cohort == IDS
         assert record.refused == {"client-2": "forgotten"}
@@ -187,10 +186,10 @@ def test_a_forgotten_client_cannot_be_read_or_written(
             history.read_round(1, ["client-1", "client-2"])
         with pytest.raises(RoundNotFoundError):  # a ForgottenError is one
             history.read_round(1, ["client-2"])
-    store = RoundStore(folder / "history")
+    store = LMDBHistory(folder / "history")
     with pytest.raises(ForgottenError, match="`client-2`"):
-        store.write_round(arrays(3))
-    store.write_round(arrays(3, KEPT))
+        store.append(arrays(3))
+    store.append(arrays(3, KEPT))
     assert store.verify() == range(4)
     store.close()
 
@@ -263,22 +262,22 @@ def test_an_aggregate_that_is_its_update_goes(
 ) -> None:
     """As Krum aggregates. The global weights say the same, less exactly."""
     folder = run(codec, name="krum")
-    store = RoundStore(folder / "history")
+    store = LMDBHistory(folder / "history")
     sent = arrays(3)
     chosen = sent.updates[2].copy()
-    store.write_round(arrays(3, aggregate=chosen))
-    store.write_round(arrays(4, ("client-2",), aggregate=arrays(4).aggregate))
+    store.append(arrays(3, aggregate=chosen))
+    store.append(arrays(4, ("client-2",), aggregate=arrays(4).aggregate))
     store.close()
     assert forget(folder, ["client-2"]).aggregates == (3, 4)
-    store = RoundStore(folder / "history")
-    found = store.read_round(3)
+    store = LMDBHistory(folder / "history")
+    found = store.read(3)
     assert found.global_weights.tobytes() == sent.global_weights.tobytes()
     # Half a unit of w_{t+1} and of w_t - w_{t+1}, over server_lr = 0.5, and one unit to differ.
     following = np.abs(sent.global_weights - np.float32(0.5) * chosen)
     errors = np.abs(found.aggregate.astype(np.float64) - chosen)
     assert (errors <= np.spacing(following) + 2 * np.spacing(np.abs(chosen))).all()
     assert not (found.aggregate == chosen).any()
-    assert store.read_round(4).client_ids == ()
+    assert store.read(4).client_ids == ()
     assert store.verify() == range(5)
     store.close()
     assert info(folder).forgotten[0]["aggregates"] == [3, 4]
@@ -290,13 +289,13 @@ def test_an_aggregate_of_forgotten_clients_alone_goes(
     run: Callable[..., Path], arrays: Callable[..., RoundArrays]
 ) -> None:
     folder = run()
-    store = RoundStore(folder / "history")
-    store.write_round(arrays(3, ("client-0", "client-2")))
-    store.write_round(arrays(4, ("client-0", "client-1")))
+    store = LMDBHistory(folder / "history")
+    store.append(arrays(3, ("client-0", "client-2")))
+    store.append(arrays(4, ("client-0", "client-1")))
     store.close()
     assert forget(folder, ["client-0", "client-2"]).aggregates == (3,)
-    np.testing.assert_array_equal(store.read_round(4).aggregate, arrays(4).aggregate)
-    np.testing.assert_allclose(store.read_round(3).aggregate, arrays(3).aggregate, atol=1e-6)
+    np.testing.assert_array_equal(store.read(4).aggregate, arrays(4).aggregate)
+    np.testing.assert_allclose(store.read(3).aggregate, arrays(3).aggregate, atol=1e-6)
     store.close()
 
 
@@ -307,10 +306,10 @@ def test_of_what_is_kept(
     arrays: Callable[..., RoundArrays],
     keep: dict[str, Any],
 ) -> None:
-    store = RoundStore(tmp_path, keep=keep)
+    store = LMDBHistory(tmp_path, keep=keep)
     store.begin(manifest)
     for t in range(3):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     held = [set(store.index(t).bounds) for t in range(3)]
     store.close()
     done = forget(tmp_path, ["client-2"])
@@ -341,14 +340,14 @@ def test_what_another_client_sent_too_stays(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
     """Attackers who send the same vector: it is the other one's, too."""
-    store = RoundStore(tmp_path)
+    store = LMDBHistory(tmp_path)
     store.begin(manifest)
     same = arrays(0).updates.copy()
     same[3] = same[2]
-    store.write_round(arrays(0, updates=same))
+    store.append(arrays(0, updates=same))
     store.close()
     assert forget(tmp_path, ["client-2"]).updates == 1
-    np.testing.assert_array_equal(store.read_round(0, ["client-3"]).updates[0], same[2])
+    np.testing.assert_array_equal(store.read(0, ["client-3"]).updates[0], same[2])
     store.close()
 
 
@@ -442,9 +441,9 @@ def test_exports_of_the_run(
     run: Callable[..., Path], arrays: Callable[..., RoundArrays], codec: str
 ) -> None:
     folder = run(codec, encrypted=True)
-    store = RoundStore(folder / "history")
-    store.write_round(arrays(3, KEPT))
-    decoded = [store.read_round(t, ["client-2"]).updates.tobytes() for t in range(3)]
+    store = LMDBHistory(folder / "history")
+    store.append(arrays(3, KEPT))
+    decoded = [store.read(t, ["client-2"]).updates.tobytes() for t in range(3)]
     store.close()
     export_history(folder, folder / "plain")
     names = sorted(path.name for path in (folder / "plain").glob("*.npz"))
@@ -604,7 +603,7 @@ def test_a_note_of_another_history_is_none_of_ours(recorded: Callable[..., Path]
     assert LMDBHistory(path).verify() == range(3)
     (path / "forgetting.json").write_text("{")
     with pytest.raises(HistoryCorruptedError, match=r"forgetting\.json.*remove it"):
-        LMDBHistory(path).read_round(0)
+        LMDBHistory(path).read(0)
     (path / "forgetting.json").unlink()
     assert LMDBHistory(path).forgotten == ()
 

@@ -13,7 +13,6 @@ import pytest
 from fedrec.exceptions import ConfigurationError, HistoryFullError
 from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.lmdb import environment
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 
 
@@ -25,36 +24,36 @@ def test_full_map(
     transaction_bytes: int,
 ) -> None:
     """A round is 7 vectors of 8,000 bytes: 1 MB holds some, and not 100."""
-    store = RoundStore(tmp_path, map_size=2**20)
+    store = LMDBHistory(tmp_path, map_size=2**20)
     store.transaction_bytes = transaction_bytes
     store.begin(manifest)
     for t in range(100):
         try:
-            store.write_round(arrays(t))
+            store.append(arrays(t))
         except HistoryFullError:
             break
     assert 5 < t < 19
     assert store.verify() == range(t)
     with pytest.raises(HistoryFullError, match="no room in its map for 56000 bytes"):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     assert store.verify() == range(t)
     store.close()
 
-    larger = RoundStore(tmp_path, map_size=2**22)
+    larger = LMDBHistory(tmp_path, map_size=2**22)
     for more in range(t, 25):
-        larger.write_round(arrays(more))
+        larger.append(arrays(more))
     assert larger.verify() == range(25)
-    assert (larger.read_round(t).updates == arrays(t).updates).all()
+    assert (larger.read(t).updates == arrays(t).updates).all()
     larger.close()
-    default = RoundStore(tmp_path)
-    default.write_round(arrays(25))
+    default = LMDBHistory(tmp_path)
+    default.append(arrays(25))
     assert default.verify() == range(26)
     default.close()
 
 
 def test_map_too_small_to_begin(tmp_path: Path, manifest: Manifest) -> None:
     clients = {f"client-{i:05d}": 1 for i in range(5000)}
-    store = RoundStore(tmp_path, map_size=2**16)
+    store = LMDBHistory(tmp_path, map_size=2**16)
     with pytest.raises(HistoryFullError, match="larger `map_size`"):
         store.begin(Manifest(**{**vars(manifest), "clients": clients}))
     assert store.is_empty
@@ -80,15 +79,15 @@ def test_nothing_is_written_when_the_disk_is_nearly_full(
     arrays: Callable[..., RoundArrays],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = RoundStore(recorded(num_rounds=2))
+    store = LMDBHistory(recorded(num_rounds=2))
     before = store.num_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=111_999))
         # Room for two rounds is asked for: 2 * 7 * 8,000 bytes.
         with pytest.raises(HistoryFullError, match=r"no room for 112000 .*\(111999 bytes are free"):
-            store.write_round(arrays(2))
+            store.append(arrays(2))
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=112_000))
-        store.write_round(arrays(2))
+        store.append(arrays(2))
     assert store.num_bytes() > before
     assert store.verify() == range(3)
     store.close()
@@ -102,22 +101,22 @@ def test_disk_that_fills_up_while_writing(
 import resource, sys
 from dataclasses import replace
 from fedrec.exceptions import HistoryFullError
-from fedrec.history.lmdb.store import RoundStore
-store = RoundStore(sys.argv[1])
+from fedrec.history import LMDBHistory
+store = LMDBHistory(sys.argv[1])
 store.transaction_bytes = int(sys.argv[2])
-record = store.read_round(0)
+record = store.read(0)
 t = 2
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**19, resource.RLIM_INFINITY))
 try:
     while True:
-        store.write_round(replace(record, round=t))
+        store.append(replace(record, round=t))
         t += 1
 except HistoryFullError as error:
     assert "all earlier rounds are intact" in str(error), error
 assert store.verify() == range(t), (store.rounds(), t)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 for t in range(t, t + 3):
-    store.write_round(replace(record, round=t))
+    store.append(replace(record, round=t))
 assert store.verify() == range(t + 1)
 print(t)
 """
@@ -132,15 +131,15 @@ def test_no_room_for_the_lock_file(
     code = """
 import resource, sys
 from fedrec.exceptions import HistoryFullError
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 limit = resource.RLIMIT_FSIZE
 resource.setrlimit(limit, (2**14, resource.RLIM_INFINITY))
 try:
-    RoundStore(sys.argv[1]).rounds()
+    LMDBHistory(sys.argv[1]).rounds()
 except HistoryFullError as error:
     print(error)
 resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert RoundStore(sys.argv[1]).verify() == range(2)
+assert LMDBHistory(sys.argv[1]).verify() == range(2)
 """
     path = recorded(num_rounds=2)
     (path / "lock.mdb").unlink()
@@ -153,13 +152,13 @@ def test_little_address_space(
     code = """
 import resource, sys
 from fedrec.exceptions import HistoryError
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
-store = RoundStore(sys.argv[1])
+store = LMDBHistory(sys.argv[1])
 assert store.verify() == range(2)
 assert 2**26 <= store._environment._env.info()["map_size"] < 2**32
 try:
-    RoundStore(sys.argv[2], map_size=2**33).rounds()
+    LMDBHistory(sys.argv[2], map_size=2**33).rounds()
 except HistoryError as error:
     print(error)
 """
@@ -173,7 +172,7 @@ def test_history_on_a_read_only_disk(
     path = recorded(num_rounds=2)
     (path / "lock.mdb").unlink()
     monkeypatch.setattr(environment.os, "access", lambda path, mode: mode != os.W_OK)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(2)
     assert not (path / "lock.mdb").exists()
     store.close()

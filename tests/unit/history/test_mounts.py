@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedrec.history import Manifest
+from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.lmdb import mounts
 from fedrec.history.lmdb.mounts import file_system
-from fedrec.history.lmdb.store import RoundStore
 
 MOUNTINFO = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -79,13 +78,13 @@ def test_a_history_warns_once(
     fake.write_text(f"1 0 0:1 / {tmp_path}/runs rw - {kind} x rw\n2 0 0:2 / / rw - ext4 y rw\n")
     with caplog.at_level(logging.WARNING, "fedrec"):
         for _ in range(2):
-            store = RoundStore(tmp_path / "runs" / "history")
+            store = LMDBHistory(tmp_path / "runs" / "history")
             if store.is_empty:
                 store.begin(manifest)
             assert store.rounds() == range(0)
             store.close()
         assert [told in record.message for record in caplog.records] == [True]
-        store = RoundStore(tmp_path / "local")
+        store = LMDBHistory(tmp_path / "local")
         store.begin(manifest)
         store.close()
         assert len(caplog.records) == 1

@@ -20,7 +20,6 @@ import fedrec
 from fedrec.exceptions import HistoryLockedError, RoundNotFoundError
 from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 
 # What the scripts below share: rounds whose numbers follow from t, in a process without torch.
@@ -28,9 +27,8 @@ COMMON = """
 import os, random, signal, struct, sys
 import numpy as np
 from fedrec.exceptions import HistoryLockedError
-from fedrec.history.manifest import Manifest
+from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.rounds import RoundArrays
-from fedrec.history.lmdb.store import RoundStore
 
 IDS, D = tuple("abcdef"), 2000
 MANIFEST = Manifest(model_fingerprint="f", num_parameters=D, clients=dict.fromkeys(IDS, 1),
@@ -42,7 +40,7 @@ def arrays(t):
                        num_samples=np.ones(len(IDS), np.int64), aggregate=updates[0] + 2)
 
 def check(store, t):
-    found, written = store.read_round(t), arrays(t)
+    found, written = store.read(t), arrays(t)
     for name in ("global_weights", "updates", "aggregate"):
         assert (getattr(found, name) == getattr(written, name)).all(), (t, name)
 """
@@ -87,12 +85,12 @@ for kill in range(kills):
     acknowledged, acknowledge = os.pipe()
     child = os.fork()
     if child == 0:
-        store = RoundStore(path)
+        store = LMDBHistory(path)
         store.transaction_bytes = 2**15 if kill % 2 else 2**28
         if store.is_empty:
             store.begin(MANIFEST)
         for t in range(len(store.rounds()), 10**6):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
             os.write(acknowledge, struct.pack("<I", t))
     os.close(acknowledge)
     acks = b""
@@ -104,7 +102,7 @@ for kill in range(kills):
         acks += chunk
     os.close(acknowledged)
     last = struct.unpack("<I", acks[-4:])[0] + 1 if acks else stored
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     rounds = range(0) if store.is_empty else store.verify()
     # A round may have been committed and not yet acknowledged.
     assert len(rounds) in (last, last + 1), (rounds, last)
@@ -123,7 +121,7 @@ def test_unfinished_round_is_invisible_and_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = recorded(num_rounds=2)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     store.transaction_bytes = 20_000  # two vectors of 8,000 bytes each
     append = Environment.append
 
@@ -135,7 +133,7 @@ def test_unfinished_round_is_invisible_and_removed(
     with monkeypatch.context() as patch:
         patch.setattr(Environment, "append", stop)
         with pytest.raises(KeyboardInterrupt):
-            store.write_round(arrays(2))
+            store.append(arrays(2))
     store.close()
 
     def keys(database: str, t: int) -> list[int]:
@@ -148,18 +146,18 @@ def test_unfinished_round_is_invisible_and_removed(
     # 5 + 2 vectors, two a transaction: six are there, the last was not committed.
     assert keys("updates", 2) == [0, 1, 2, 3, 4]
     assert keys("models", 2) == [2**32 - 4]
-    for again in (store, RoundStore(path)):
+    for again in (store, LMDBHistory(path)):
         assert again.rounds() == range(2)
         assert again.verify() == range(2)
         with pytest.raises(RoundNotFoundError):
-            again.read_round(2)
+            again.read(2)
         again.close()
 
-    again = RoundStore(path)
+    again = LMDBHistory(path)
     other = arrays(2, ("client-3", "client-1"))
-    again.write_round(other)
+    again.append(other)
     assert again.verify() == range(3)
-    assert (again.read_round(2).updates == other.updates).all()
+    assert (again.read(2).updates == other.updates).all()
     again.close()
     assert keys("updates", 2) == [1, 3]
     assert keys("models", 2) == [2**32 - 4, 2**32 - 3]
@@ -169,14 +167,14 @@ def test_round_in_several_transactions(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
     """Every value in a transaction of its own, and several stores to one file."""
-    with_limit, without = RoundStore(tmp_path / "a"), RoundStore(tmp_path / "b")
+    with_limit, without = LMDBHistory(tmp_path / "a"), LMDBHistory(tmp_path / "b")
     with_limit.transaction_bytes = 1
     for store in (with_limit, without):
         store.begin(manifest)
         for t in range(3):
-            store.write_round(arrays(t))
+            store.append(arrays(t))
     for t in range(3):
-        a, b = with_limit.read_round(t), without.read_round(t)
+        a, b = with_limit.read(t), without.read(t)
         assert (a.updates == b.updates).all()
         assert (a.aggregate == b.aggregate).all()
     with_limit.close()
@@ -188,22 +186,22 @@ def test_other_process_reads_while_one_writes(
 ) -> None:
     writer = start(
         """
-store = RoundStore(sys.argv[1])
+store = LMDBHistory(sys.argv[1])
 store.begin(MANIFEST)
 for t in range(60):
-    store.write_round(arrays(t))
+    store.append(arrays(t))
     if t == 0:
         print("ready", flush=True)
 """,
         tmp_path,
     )
     assert line(writer) == "ready"
-    reader = RoundStore(tmp_path)
+    reader = LMDBHistory(tmp_path)
     seen = [len(reader.rounds())]
     while seen[-1] < 60:
         seen.append(len(reader.rounds()))
         t = seen[-1] - 1
-        found = reader.read_round(t)
+        found = reader.read(t)
         ramp = np.arange(2000, dtype=np.float32) / 2000
         assert (found.updates == np.float32(t) + ramp).all()
         assert (found.aggregate == found.updates[0] + 2).all()
@@ -221,7 +219,7 @@ def test_second_writing_process_is_refused(
     path = recorded(num_rounds=2)
     writer = start(
         """
-store = RoundStore(sys.argv[1])
+store = LMDBHistory(sys.argv[1])
 store._lock_for_writing()
 print("ready", flush=True)
 sys.stdin.read()
@@ -229,13 +227,13 @@ sys.stdin.read()
         path,
     )
     assert line(writer) == "ready"
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     with pytest.raises(HistoryLockedError, match=rf"another process \({writer.pid}\)"):
-        store.write_round(arrays(2))
+        store.append(arrays(2))
     assert store.verify() == range(2)  # reading goes on
     writer.kill()
     writer.wait()
-    store.write_round(arrays(2))
+    store.append(arrays(2))
     assert store.rounds() == range(3)
     store.close()
 
@@ -245,7 +243,7 @@ def test_begin_is_refused_while_another_process_begins(
 ) -> None:
     other = start(
         """
-store = RoundStore(sys.argv[1])
+store = LMDBHistory(sys.argv[1])
 store._lock_for_writing()
 print("ready", flush=True)
 sys.stdin.read()
@@ -253,7 +251,7 @@ sys.stdin.read()
         tmp_path,
     )
     assert line(other) == "ready"
-    store = RoundStore(tmp_path)
+    store = LMDBHistory(tmp_path)
     with pytest.raises(HistoryLockedError, match=str(other.pid)):
         store.begin(manifest)
     assert store.is_empty
@@ -269,17 +267,17 @@ def test_second_writing_store_in_the_process_is_refused(
 ) -> None:
     path = recorded(num_rounds=1)
     (path.parent / "link").symlink_to(path)
-    first, second = RoundStore(path), RoundStore(path.parent / "link")
-    first.write_round(arrays(1))
+    first, second = LMDBHistory(path), LMDBHistory(path.parent / "link")
+    first.append(arrays(1))
     for _ in range(2):  # being refused must not take the lock from the first
         with pytest.raises(HistoryLockedError, match=rf"this process \({os.getpid()}\)"):
-            second.write_round(arrays(2))
-    first.write_round(arrays(2))
-    assert second.read_round(2).round == 2  # both read through one environment
+            second.append(arrays(2))
+    first.append(arrays(2))
+    assert second.read(2).round == 2  # both read through one environment
     first.close()
-    second.write_round(arrays(3))
+    second.append(arrays(3))
     with pytest.raises(HistoryLockedError):
-        first.write_round(arrays(4))
+        first.append(arrays(4))
     assert first.rounds() == range(4)
     second.close()
     first.close()
@@ -289,10 +287,10 @@ def test_forgotten_store_gives_up_its_lock(
     recorded: Callable[..., Path], arrays: Callable[..., RoundArrays]
 ) -> None:
     path = recorded(num_rounds=1)
-    RoundStore(path).write_round(arrays(1))
+    LMDBHistory(path).append(arrays(1))
     gc.collect()
-    store = RoundStore(path)
-    store.write_round(arrays(2))
+    store = LMDBHistory(path)
+    store.append(arrays(2))
     assert store.rounds() == range(3)
     store.close()
 
@@ -300,9 +298,9 @@ def test_forgotten_store_gives_up_its_lock(
 def test_closed_store_opens_again(
     recorded: Callable[..., Path], arrays: Callable[..., RoundArrays]
 ) -> None:
-    store = RoundStore(recorded(num_rounds=1))
+    store = LMDBHistory(recorded(num_rounds=1))
     for t in range(1, 4):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
         store.close()
         store.close()
     assert store.verify() == range(4)
@@ -313,12 +311,12 @@ def test_recording_again_where_a_history_was_deleted(
     recorded: Callable[..., Path], manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
     path = recorded(num_rounds=2)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(2)
     (path / "data.mdb").unlink()
     fresh = Manifest(**{**vars(manifest), "seed": 5})
     store.begin(fresh)
-    store.write_round(arrays(0))
+    store.append(arrays(0))
     assert store.manifest == fresh
     assert store.verify() == range(1)
     store.close()
@@ -345,39 +343,39 @@ def test_pickled_history_reads_in_another_directory(
 
 def test_open_history_survives_a_fork(tmp_path: Path, run_script: Callable[..., str]) -> None:
     code = """
-store = RoundStore(sys.argv[1])
+store = LMDBHistory(sys.argv[1])
 store.begin(MANIFEST)
 for t in range(3):
-    store.write_round(arrays(t))
+    store.append(arrays(t))
 child = os.fork()
 if child == 0:
     assert store._environment.pid != os.getpid()
     check(store, 1)
     assert store._environment.pid == os.getpid()  # opened anew
     try:
-        store.write_round(arrays(3))
+        store.append(arrays(3))
     except HistoryLockedError as error:
         assert f"another process ({os.getppid()})" in str(error), error
     else:
         raise AssertionError("the child may not write")
-    other = RoundStore(sys.argv[1])
+    other = LMDBHistory(sys.argv[1])
     assert other.verify() == range(3)
     other.close()
     store.close()
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-store.write_round(arrays(3))
+store.append(arrays(3))
 assert store.verify() == range(4)
 child = os.fork()
 if child == 0:
     store.close()  # of what was inherited: must not take anything from the parent
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-store.write_round(arrays(4))
+store.append(arrays(4))
 child = os.fork()
 if child == 0:
     try:
-        RoundStore(sys.argv[1]).write_round(arrays(5))
+        LMDBHistory(sys.argv[1]).append(arrays(5))
     except HistoryLockedError:
         os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -391,9 +389,9 @@ def test_what_a_killed_process_left_beside_the_file_goes(recorded: Callable[...,
     path = recorded(num_rounds=1)
     (path / "new").mkdir()
     (path / "new" / "lock.mdb").write_bytes(b"")
-    with closing(RoundStore(path)) as store:
-        record = store.read_round(0)
+    with closing(LMDBHistory(path)) as store:
+        record = store.read(0)
         assert (path / "new").exists()  # who reads changes nothing
-        store.write_round(replace(record, round=1))
+        store.append(replace(record, round=1))
         assert not (path / "new").exists()
         assert store.verify() == range(2)

@@ -19,7 +19,6 @@ from fedrec.detectors import FLDetector, KnownMalicious
 from fedrec.exceptions import ConfigurationError, HistoryFormatError, RoundNotFoundError
 from fedrec.history import LMDBHistory, Manifest, MemoryHistory, compact, info, repair
 from fedrec.history.conversion import to_record
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays
 from fedrec.loop import FederatedLoop
@@ -118,7 +117,7 @@ def test_what_is_kept_is_there_and_nothing_else(
     transaction_bytes: int,
 ) -> None:
     on_disk, in_memory = LMDBHistory(tmp_path, keep=keep), MemoryHistory(keep=keep)
-    on_disk._store.transaction_bytes = transaction_bytes
+    on_disk.transaction_bytes = transaction_bytes
     refused = {IDS[4]: "silent"}
     for history in (on_disk, in_memory):
         history.begin(manifest)
@@ -175,11 +174,11 @@ def test_deleting_as_it_goes_makes_the_file_no_larger(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
     """A vector takes 2 pages of 4,096 bytes; what is free is used again the round after next."""
-    store = RoundStore(tmp_path, keep={"last": 3})
+    store = LMDBHistory(tmp_path, keep={"last": 3})
     store.begin(manifest)
     sizes = []
     for t in range(80):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
         sizes.append(store.num_bytes())
     assert store.verify() == range(80)
     store.close()
@@ -194,11 +193,11 @@ def test_killed_in_a_round_nothing_is_missing(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
     """What expires with a round is deleted in the transaction that commits it."""
-    store = RoundStore(tmp_path, keep={"last": 2})
+    store = LMDBHistory(tmp_path, keep={"last": 2})
     store.transaction_bytes = 1  # every value in a transaction of its own
     store.begin(manifest)
     for t in range(4):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     calls = 0
     environment = store._open()
     write = environment.write
@@ -212,13 +211,13 @@ def test_killed_in_a_round_nothing_is_missing(
 
     environment.write = dies  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        store.write_round(arrays(4))
+        store.append(arrays(4))
     environment.write = write  # type: ignore[method-assign]
     store.close()
-    store = RoundStore(tmp_path)
+    store = LMDBHistory(tmp_path)
     assert store.verify() == range(4)
-    np.testing.assert_array_equal(store.read_round(2).updates, arrays(2).updates)
-    store.write_round(arrays(4))
+    np.testing.assert_array_equal(store.read(2).updates, arrays(2).updates)
+    store.append(arrays(4))
     assert [bool(store.index(t).bounds) for t in range(5)] == [False, False, False, True, True]
     store.close()
 
@@ -235,10 +234,10 @@ def damage(path: Path, database: bytes, t: int, index: int) -> None:
 def test_repair_brings_back_nothing_that_was_not_kept(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
-    store = RoundStore(tmp_path, keep={"last": 4})
+    store = LMDBHistory(tmp_path, keep={"last": 4})
     store.begin(manifest)
     for t in range(10):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
     store.close()
     damage(tmp_path, b"updates", 7, 1)
     damage(tmp_path, b"models", 8, 2**32 - 4)

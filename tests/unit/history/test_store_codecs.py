@@ -16,7 +16,6 @@ from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, History
 from fedrec.history import Codec, Encoded, LMDBHistory, Manifest, register_codec
 from fedrec.history.codecs import CODECS, Float16Codec
 from fedrec.history.lmdb.records import Recording
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 
 D, ROUND = 2000, 2**32 - 1
@@ -57,10 +56,10 @@ def stored(
     """Return a function that records two rounds with a codec and returns the directory."""
 
     def make(codec: str) -> Path:
-        with_codec = RoundStore(tmp_path / codec, codec=codec)
+        with_codec = LMDBHistory(tmp_path / codec, codec=codec)
         with_codec.begin(manifest)
         for t in range(2):
-            with_codec.write_round(arrays(t))
+            with_codec.append(arrays(t))
         with_codec.close()
         return with_codec.path
 
@@ -85,10 +84,10 @@ def test_only_updates_are_encoded(
     for (t, index), record in values(path, "models").items():
         exact = arrays(t).global_weights if index == 2**32 - 4 else arrays(t).aggregate
         assert (record[6], record[48:]) == (1, exact.tobytes())
-    store = RoundStore(path)  # which codec it is is on disk
+    store = LMDBHistory(path)  # which codec it is is on disk
     assert store.manifest.codec == name
     assert store.verify() == range(2)
-    found = store.read_round(1, ["client-3", "client-0"])
+    found = store.read(1, ["client-3", "client-0"])
     store.close()
     records = values(path, "updates")
     for row, index in enumerate((3, 0)):
@@ -106,8 +105,8 @@ def test_error_bounds_are_in_the_round_record(
     if CODECS[name].lossless:
         assert entry["max_error"] is None
         return
-    store = RoundStore(path)
-    off = np.abs(store.read_round(1).updates.astype(np.float64) - arrays(1).updates).max(axis=1)
+    store = LMDBHistory(path)
+    off = np.abs(store.read(1).updates.astype(np.float64) - arrays(1).updates).max(axis=1)
     store.close()
     assert (off > 0).all()
     assert (off <= entry["max_error"]).all()
@@ -141,16 +140,16 @@ def test_another_codec_than_recorded_is_refused(
 ) -> None:
     path = stored("float16")
     for codec in (None, "float16"):
-        store = RoundStore(path, codec=codec)
+        store = LMDBHistory(path, codec=codec)
         assert store.rounds() == range(2)
         store.close()
-    store = RoundStore(path, codec="int8")
+    store = LMDBHistory(path, codec="int8")
     both = "stores updates as `float16`, but was opened with codec=`int8`"
     for use in (store.rounds, store.verify, lambda: store.manifest):
         with pytest.raises(HistoryFormatError, match=both):
             use()
     with pytest.raises(HistoryFormatError, match=both):
-        store.write_round(arrays(2))
+        store.append(arrays(2))
     store.close()
 
 
@@ -167,10 +166,10 @@ def test_repr_and_arguments(tmp_path: Path) -> None:
 
 def test_own_codec(tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]) -> None:
     register_codec(Doubled())
-    store = RoundStore(tmp_path, codec="doubled")
+    store = LMDBHistory(tmp_path, codec="doubled")
     store.begin(manifest)
-    store.write_round(arrays(0))
-    assert (store.read_round(0).updates == arrays(0).updates).all()
+    store.append(arrays(0))
+    assert (store.read(0).updates == arrays(0).updates).all()
     store.close()
     assert values(tmp_path, "updates")[0, 2][48:] == (2 * arrays(0).updates[2]).tobytes()
 
@@ -181,9 +180,9 @@ def test_own_codec_made_of_another_one(
     """What it overrides is what is called, however the other one is encoded."""
     register_codec(Inverted())
     for codec in ("inverted", "float16"):
-        with_codec = RoundStore(tmp_path / codec, codec=codec)
+        with_codec = LMDBHistory(tmp_path / codec, codec=codec)
         with_codec.begin(manifest)
-        with_codec.write_round(arrays(0))
+        with_codec.append(arrays(0))
         assert with_codec.verify() == range(1)
         with_codec.close()
     own, other = (values(tmp_path / codec, "updates") for codec in ("inverted", "float16"))
@@ -194,12 +193,12 @@ def test_own_codec_that_is_not_registered(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
     register_codec(Doubled())
-    store = RoundStore(tmp_path, codec="doubled")
+    store = LMDBHistory(tmp_path, codec="doubled")
     store.begin(manifest)
     store.close()
     del CODECS["doubled"]
     with pytest.raises(HistoryFormatError, match=r"`doubled`.*Known: .*register_codec"):
-        RoundStore(tmp_path).rounds()
+        LMDBHistory(tmp_path).rounds()
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,7 @@ def test_payload_that_makes_no_sense(
 ) -> None:
     """Even with all checksums right, what is no vector is an error that says where it is."""
     path = stored(codec)
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     recording: Recording = store._load()
     environment = store._open()
     data, checksum = recording.pack(1, 2, payload, codec=recording.codec.id, dtype=1, size=D)
@@ -229,12 +228,12 @@ def test_payload_that_makes_no_sense(
         key = (1).to_bytes(4) + ROUND.to_bytes(4)
         txn.put(key, record, db=environment._databases["rounds"])
     with pytest.raises(HistoryCorruptedError, match=rf"round 1, client `client-2`.*{codec}.*{why}"):
-        store.read_round(1)
-    assert store.read_round(1, ["client-1"]).updates.shape == (1, D)
+        store.read(1)
+    assert store.read(1, ["client-1"]).updates.shape == (1, D)
     store.close()
 
 
-def values_of(store: RoundStore) -> bytes:
+def values_of(store: LMDBHistory) -> bytes:
     """Return the round record of round 1 of an open store."""
     environment = store._open()
     with environment.read() as txn:
@@ -247,6 +246,6 @@ def test_loops_are_compiled_before_the_first_round(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, codec: str, calls: int
 ) -> None:
     compiled: list[str] = []
-    monkeypatch.setattr("fedrec.history.lmdb.store.compiled", lambda: compiled.append("now"))
-    RoundStore(tmp_path / "history", codec=codec).begin(manifest)
+    monkeypatch.setattr("fedrec.history.lmdb.history.compiled", lambda: compiled.append("now"))
+    LMDBHistory(tmp_path / "history", codec=codec).begin(manifest)
     assert len(compiled) == calls

@@ -22,7 +22,6 @@ from fedrec.exceptions import (
 )
 from fedrec.history import LMDBHistory, Manifest, compact, info, repair
 from fedrec.history.lmdb.records import Recording
-from fedrec.history.lmdb.store import RoundStore
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.tools import repair as maintenance
 
@@ -86,7 +85,7 @@ def test_all_damage_is_named(recorded: Callable[..., Path]) -> None:
         (4, "client `client-0`", "client-0"),
     ]
     with pytest.raises(HistoryCorruptedError, match="round 1, client `client-2`"):
-        RoundStore(path).verify()
+        LMDBHistory(path).verify()
 
 
 def test_broken_chain_and_missing_round_are_named(
@@ -130,25 +129,25 @@ def test_repair_drops_a_damaged_update_alone(
     assert files(path) == {"data.mdb", "data.mdb.damaged"}
     assert (path / "data.mdb").stat().st_mode & 0o777 == 0o600
 
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(3)
     kept = tuple(c for c in IDS if c != "client-2")
     for t, ids in ((0, IDS), (1, kept), (2, IDS)):
-        record, wanted = store.read_round(t), arrays(t, ids)
+        record, wanted = store.read(t), arrays(t, ids)
         assert record.client_ids == ids
         assert record.cohort == IDS
         np.testing.assert_array_equal(record.updates, wanted.updates)
         np.testing.assert_array_equal(record.global_weights, wanted.global_weights)
         np.testing.assert_array_equal(record.aggregate, wanted.aggregate)
         assert record.num_samples.tolist() == [10] * len(ids)
-    assert store.read_round(1).refused == {"client-2": "damaged, dropped by a repair"}
-    assert store.read_round(0).refused == {}
+    assert store.read(1).refused == {"client-2": "damaged, dropped by a repair"}
+    assert store.read(0).refused == {}
     assert list(store.index(1).bounds) == list(kept)
     # Another history: what was half recovered from the damaged one does not go on with it.
     now = store.manifest
     assert now.store_id != manifest.store_id
     assert dataclasses.replace(now, store_id=manifest.store_id) == manifest
-    store.write_round(arrays(3))
+    store.append(arrays(3))
     assert store.verify() == range(4)
     store.close()
     assert list(info(path).repairs) == [
@@ -167,10 +166,10 @@ def test_repair_keeps_the_rounds_before_one_that_cannot_be_replayed(
     done = repair(path)
     assert (done.rounds_before, done.rounds, done.dropped) == (5, 3, ((0, "client-1"),))
     assert len(done.damage) == 3
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(3)
-    np.testing.assert_array_equal(store.read_round(2).updates, arrays(2).updates)
-    store.write_round(arrays(3))
+    np.testing.assert_array_equal(store.read(2).updates, arrays(2).updates)
+    store.append(arrays(3))
     store.close()
 
 
@@ -180,7 +179,7 @@ def test_repair_trusts_neither_side_of_a_broken_chain(
     path = recorded(num_rounds=4)
     forge_round(path, manifest, 1)
     assert repair(path).rounds == 1
-    assert RoundStore(path).verify() == range(1)
+    assert LMDBHistory(path).verify() == range(1)
 
 
 def test_repair_of_a_round_without_any_whole_update(recorded: Callable[..., Path]) -> None:
@@ -227,16 +226,16 @@ def test_repairs_add_up_and_no_backup_is_overwritten(recorded: Callable[..., Pat
 def test_repair_keeps_lossy_updates_bit_for_bit(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
-    store = RoundStore(tmp_path, codec="int8")
+    store = LMDBHistory(tmp_path, codec="int8")
     store.begin(manifest)
     for t in range(2):
-        store.write_round(arrays(t))
-    before = store.read_round(1, IDS[1:]).updates
+        store.append(arrays(t))
+    before = store.read(1, IDS[1:]).updates
     bounds = store.index(1).bounds
     store.close()
     damage_record(tmp_path, 1, 0)
     repair(tmp_path)
-    np.testing.assert_array_equal(store.read_round(1).updates, before)
+    np.testing.assert_array_equal(store.read(1).updates, before)
     assert store.index(1).bounds == {c: bounds[c] for c in IDS[1:]}
     store.close()
 
@@ -267,10 +266,10 @@ def test_compact_gives_free_pages_back(
     assert (path / "data.mdb").stat().st_mode & 0o777 == 0o600
     assert info(path).free_bytes == 0
     assert files(path) == {"data.mdb"}
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.verify() == range(3)
-    np.testing.assert_array_equal(store.read_round(2).updates, arrays(2).updates)
-    store.write_round(arrays(3))
+    np.testing.assert_array_equal(store.read(2).updates, arrays(2).updates)
+    store.append(arrays(3))
     assert store.verify() == range(4)
     store.close()
 
@@ -315,7 +314,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert (now == before) == (moment != "after")
     getattr(maintenance, tool)(path)  # goes through now, and leaves nothing of the killed one
     assert files(path) <= {"data.mdb", "data.mdb.damaged"}
-    assert RoundStore(path).verify() == range(3)
+    assert LMDBHistory(path).verify() == range(3)
 
 
 # -- alone ----------------------------------------------------------------------------------------
@@ -330,7 +329,7 @@ def test_a_history_in_use_is_left_alone(
 ) -> None:
     path = recorded(num_rounds=1)
     before = (path / "data.mdb").stat()
-    store = RoundStore(path)
+    store = LMDBHistory(path)
     assert store.rounds() == range(1)
     with pytest.raises(HistoryLockedError, match="is used by another store or process"):
         tool(path)
@@ -344,14 +343,14 @@ except HistoryLockedError as error:
     print(error)
 """
     assert "is used by another" in run_script(code, path, tool.__name__)
-    store.write_round(arrays(1))
+    store.append(arrays(1))
     with pytest.raises(HistoryLockedError, match="is being written by this process"):
         tool(path)
     assert f"another process ({os.getpid()})" in run_script(code, path, tool.__name__)
     assert (path / "data.mdb").stat().st_ino == before.st_ino
     store.close()
     tool(path)
-    assert RoundStore(path).verify() == range(2)
+    assert LMDBHistory(path).verify() == range(2)
 
 
 def test_nobody_opens_a_history_that_is_rewritten(
@@ -361,9 +360,9 @@ def test_nobody_opens_a_history_that_is_rewritten(
     code = """
 import sys
 from fedrec.exceptions import HistoryLockedError
-from fedrec.history.lmdb.store import RoundStore
+from fedrec.history import LMDBHistory
 try:
-    RoundStore(sys.argv[1]).rounds()
+    LMDBHistory(sys.argv[1]).rounds()
 except HistoryLockedError as error:
     print(error)
 """
@@ -395,13 +394,13 @@ def test_info_counts(recorded: Callable[..., Path], manifest: Manifest) -> None:
 def test_info_expects_what_all_rounds_take(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
-    store = RoundStore(tmp_path)
+    store = LMDBHistory(tmp_path)
     store.begin(dataclasses.replace(manifest, max_rounds=12))
     store.close()
     before = info(tmp_path).expected_bytes
     assert info(tmp_path).bytes_per_parameter is None
     for t in range(12):
-        store.write_round(arrays(t))
+        store.append(arrays(t))
         if t == 3:
             store.close()
             expected = info(tmp_path).expected_bytes
@@ -415,13 +414,13 @@ def test_info_expects_what_all_rounds_take(
 def test_info_has_the_largest_error_bound(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
 ) -> None:
-    store = RoundStore(tmp_path, codec="int8")
+    store = LMDBHistory(tmp_path, codec="int8")
     store.begin(manifest)
     largest = off = 0.0
     for t in range(2):
         sent = arrays(t)
-        store.write_round(sent)
-        off = max(off, np.abs(store.read_round(t).updates - sent.updates).max())
+        store.append(sent)
+        off = max(off, np.abs(store.read(t).updates - sent.updates).max())
         largest = max(largest, np.abs(sent.updates).max())
     store.close()
     # Half a step of the loudest block; bfloat16 rounds the step by up to 2^-8.

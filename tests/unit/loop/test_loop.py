@@ -1,6 +1,8 @@
 """FederatedLoop: what it records, refuses and resumes."""
 
+import inspect
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedrec import Attack, Callback, ClientSampler, FederatedLoop, Federation, LightningClient
-from fedrec.aggregators import FedAvg, Median
+from fedrec.aggregators import FedAvg, FedAvgM, Median
 from fedrec.attacks import BackdoorAttack, TrimAttack
+from fedrec.callbacks import LoopSettings
 from fedrec.data import Digits
 from fedrec.detectors import KnownMalicious
 from fedrec.exceptions import (
@@ -24,6 +27,7 @@ from fedrec.exceptions import (
     RecoveryError,
     UpdateError,
 )
+from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.history import LMDBHistory, MemoryHistory
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, HistoricalOnly, ReplayRecoverer, TrainFromScratch
@@ -415,6 +419,52 @@ def test_diverging_training_stops_before_anything_useless_is_stored() -> None:
     assert 0 < len(history.rounds()) < 2000
 
 
+def test_an_update_is_looked_at_for_nan_when_it_arrives_and_an_aggregate_once(monkeypatch) -> None:
+    """Five clients in a recorded round, of whom one crafts; three in a recovered one."""
+    looked: list[int] = []
+
+    def counting(rows: torch.Tensor) -> list[int]:
+        looked.append(len(rows))
+        return nonfinite_rows(rows)
+
+    for module in ("aggregators.base", "loop.round", "loop.recovery"):
+        monkeypatch.setattr(f"fedrec.{module}.nonfinite_rows", counting)
+    federation, history, _ = record(rounds=1)
+    assert looked == [5, 1]
+    looked.clear()
+    record(rounds=1, attack=Scale(2.0))
+    assert looked == [5, 1, 1]
+    looked.clear()
+    record(rounds=1, aggregator=FedAvgM(FedAvg()))  # a rule that calls another one
+    assert looked == [5, 1]
+    looked.clear()
+    quiet().recover(federation, history, HistoricalOnly(), ["q0", "q4"])
+    assert looked == [3, 1]
+
+
+def test_a_crafted_update_is_refused_by_name() -> None:
+    class Endless(Attack):
+        def craft(self, updates, malicious, ctx):
+            return torch.where(malicious[:, None], math.inf, updates)
+
+    with pytest.raises(UpdateError, match=r"^Refused updates: client 'q4': the update has NaN or"):
+        record(attack=Endless())
+    _, history, _ = record(attack=Endless(), on_bad_update="drop")
+    assert history.read_round(0).client_ids == ("q0", "q1", "q2", "q3")
+    assert history.read_round(0).refused == {"q4": "the update has NaN or infinity"}
+
+
+def test_decoded_updates_that_are_not_finite_are_refused_by_a_rule_that_remembers() -> None:
+    """What a rule with a memory aggregates is what the history gives back."""
+
+    class Overflowing(MemoryHistory):
+        def as_stored(self, updates: torch.Tensor) -> torch.Tensor:
+            return updates * math.inf
+
+    with pytest.raises(AggregationError, match="Expected finite updates, but rows of clients"):
+        record(history=Overflowing(), aggregator=FedAvgM(FedAvg()))
+
+
 def test_one_bad_client_does_not_make_attackers_look_bad() -> None:
     good = quadratic_federation(num_malicious=1)
     clients = list(good.clients)
@@ -585,6 +635,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         "ledger.csv",
         "model.ckpt",
         "checkpoint.npz",
+        "derived.jsonl",
     }
     module = MLP.load_from_checkpoint(folder / "model.ckpt")
     assert torch.equal(federation.layout.flatten(module), result.global_weights)
@@ -685,6 +736,11 @@ def test_callbacks_are_called_in_order() -> None:
         "on_round_end",
         "on_record_end",
     ]
+
+
+def test_callbacks_may_read_every_argument_of_the_loop() -> None:
+    arguments = set(inspect.signature(FederatedLoop).parameters)
+    assert set(LoopSettings.__annotations__) == arguments <= set(vars(FederatedLoop()))
 
 
 def test_fast_dev_run_does_three_rounds_and_writes_nothing(tmp_path: Path) -> None:
