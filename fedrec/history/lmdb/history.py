@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedrec._checks import check_choice, check_int
 from fedrec.exceptions import (
@@ -30,7 +26,6 @@ from fedrec.history.lmdb.environment import DATA, Environment
 from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
-from fedrec.history.lmdb.pool import Buffers
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import MANIFEST, Recording, digest, key
 from fedrec.history.lmdb.space import require_room_for_all
@@ -48,15 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["LMDBHistory"]
 
 _MAX_ROUNDS = 2**32
-
-
-def _host_memory(size: int) -> NDArray[np.float32]:
-    """Return so many float32 numbers in memory that a GPU in use reads at full speed."""
-    torch = sys.modules.get("torch")  # who has not imported it uses no GPU
-    if torch is not None and torch.cuda.is_initialized():
-        result: NDArray[np.float32] = torch.empty(size, pin_memory=True).numpy()
-        return result
-    return np.empty(size, np.float32)
 
 
 class LMDBHistory(HistoryStore):
@@ -141,7 +127,6 @@ class LMDBHistory(HistoryStore):
         sync_every: int = 1,
     ) -> None:
         self._environment: Environment | None = None
-        self._pool = Buffers(_host_memory)
         self._lock: WriterLock | None = None
         self._recording: Recording | None = None
         # Next round, and hash of the round record before.
@@ -450,4 +435,4 @@ class LMDBHistory(HistoryStore):
         recording = self._load()
         environment = self._open()
         with environment.read() as txn:
-            yield Snapshot(recording, environment, txn, self._pool)
+            yield Snapshot(recording, environment, txn)
