@@ -23,7 +23,7 @@ from workloads import workload
 
 from fedrec.functional import lbfgs_hvp
 from fedrec.loop import FederatedLoop
-from fedrec.recoverers.lbfgs import PairedBuffer
+from fedrec.recoverers.estimators.pairs import ClientPairs
 from fedrec.recoverers.threshold import abnormality_threshold
 from fedrec.types import RoundContext
 
@@ -42,21 +42,21 @@ class Problem:
 
         self.rows = torch.arange(num_clients)
         self.historical, self.v = draw(num_clients, size), 0.01 * draw(size)
-        self.buffer = PairedBuffer(num_clients, num_pairs, size, CPU)
-        self.pushed = PairedBuffer(num_clients, num_pairs, size, CPU)
+        self.pairs = ClientPairs(num_clients, num_pairs, size, CPU)
+        self.pushed = ClientPairs(num_clients, num_pairs, size, CPU)
         self.delta_w = 0.01 * draw(num_pairs, size)
         curvature = torch.rand(num_clients, 1, generator=generator) + 0.5
         self.round = 0
         for delta_w in self.delta_w:
             self.exact = self.historical + curvature * delta_w + 1e-4 * draw(num_clients, size)
-            for buffer in (self.buffer, self.pushed):
-                buffer.push(self.rows, delta_w, self.exact, self.historical, self.round, False)
+            for pairs in (self.pairs, self.pushed):
+                pairs.push(self.rows, delta_w, self.exact, self.historical, self.round, alone=False)
             self.round += 1
         self.other = torch.empty_like(self.historical)
 
     def estimate(self) -> Tensor:
         """Estimate all clients and test for abnormality."""
-        estimates, largest, usable = self.buffer.estimate(self.historical, self.v, self.rows)
+        estimates, largest, usable = self.pairs.estimate(self.historical, self.v, self.rows)
         _ = usable & torch.isfinite(largest) & (largest > 1.0)
         return estimates
 
@@ -65,7 +65,7 @@ class Problem:
         delta_w, v = self.delta_w.to(dtype), self.v.to(dtype)
         estimates = []
         for i in self.rows.tolist():
-            product = lbfgs_hvp(delta_w, self.buffer.delta_g[i : i + 1].to(dtype), v)[0]
+            product = lbfgs_hvp(delta_w, self.pairs.delta_g[i : i + 1].to(dtype), v)[0]
             estimates.append(self.historical[i].to(dtype) + product)
             _ = bool(estimates[-1].abs().max() > 1.0)
         return torch.stack(estimates)
@@ -80,8 +80,8 @@ class Problem:
 
     def solve(self) -> None:
         """Invert all middle matrices, as after a change of the pairs."""
-        self.buffer._solved = None
-        self.buffer._solve()
+        self.pairs._solved = None
+        self.pairs._solve()
 
     def scan(self, num_rounds: int) -> None:
         """Look for the abnormality threshold in equal rounds."""
@@ -112,7 +112,7 @@ def measure(
 ) -> list[list]:
     """Measure everything with this number of threads; return rows of the table."""
     torch.set_num_threads(threads)
-    big, small = problem.buffer.delta_g, problem.historical
+    big, small = problem.pairs.delta_g, problem.historical
     memory = {
         "reading": (big.sum, big.nbytes),
         "copying": (lambda: problem.other.copy_(small), 2 * small.nbytes),

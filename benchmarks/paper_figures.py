@@ -38,7 +38,11 @@ SCALE = (
 RULES = "aggregator=FedAvg,Median,TrimmedMean"
 ATTACKS = "attack=TrimAttack,BackdoorAttack"
 FED_RECOVER, FINE_TUNE = "recoverers.0.init_args", "recoverers.2.init_args"
-BUFFER = tuple(f"recoverers.{i}.init_args.buffer=paper" for i in (0, 2, 3, 4))
+LITERAL = tuple(f"recoverers.{i}.init_args.estimator=paper" for i in (0, 2, 3, 4))
+CURVATURE = (
+    f"{FED_RECOVER}.estimator.class_path=PairedLBFGS",
+    f"{FED_RECOVER}.estimator.init_args.negative_curvature=true,false",
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ EXPERIMENTS = (
     Experiment(
         "without_strategies_literal",
         "without_strategies",
-        (ATTACKS, *BUFFER),
+        (ATTACKS, *LITERAL),
     ),
     Experiment("fnr", "detection_errors", ("detector.init_args.fnr=0,0.2,0.4",), f"{LINES} fnr"),
     Experiment("fpr", "detection_errors", ("detector.init_args.fpr=0,0.2,0.4",), f"{LINES} fpr"),
@@ -150,7 +154,7 @@ EXPERIMENTS = (
     Experiment(
         "num_malicious_negative_curvature",
         "num_malicious",
-        ("federation.malicious=20", f"{FED_RECOVER}.negative_curvature=true,false"),
+        ("federation.malicious=20", *CURVATURE),
     ),
     Experiment(
         "non_iid",
@@ -163,7 +167,7 @@ EXPERIMENTS = (
         "non_iid",
         (
             "data.init_args.partitioner.init_args.q=0.9",
-            f"{FED_RECOVER}.negative_curvature=true,false",
+            *CURVATURE,
         ),
     ),
     Experiment(

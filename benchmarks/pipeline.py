@@ -31,7 +31,7 @@ from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch
-from fedrec.recoverers.lbfgs import PairedBuffer
+from fedrec.recoverers.estimators.pairs import ClientPairs
 from fedrec.types import RunResult
 
 RULES: dict[str, Callable[[], Aggregator]] = {
@@ -45,8 +45,8 @@ PARTS = {
     "aggregation": [(Aggregator, "__call__")],
     "writing": [(BackgroundWriter, "write"), (BackgroundWriter, "wait")],
     "reading": [(RoundReader, "read")],
-    "estimates": [(PairedBuffer, "estimate"), (PairedBuffer, "weighted_sum")],
-    "pairs": [(PairedBuffer, "push")],
+    "estimates": [(ClientPairs, "estimate")],
+    "pairs": [(ClientPairs, "push")],
     "threshold": [(FedRecover, "start")],
 }
 

@@ -72,7 +72,7 @@ def point(n: int, d: int, T: int, s: int) -> dict[str, float]:  # noqa: N803 - t
     from fedrec.federation import Federation
     from fedrec.history import LMDBHistory
     from fedrec.loop import FederatedLoop
-    from fedrec.recoverers import FedRecover
+    from fedrec.recoverers import FedRecover, PairedLBFGS
     from fedrec.testing.problems import VectorModule
     from fedrec.types import ClientUpdate, RoundContext
 
@@ -98,7 +98,7 @@ def point(n: int, d: int, T: int, s: int) -> dict[str, float]:  # noqa: N803 - t
             lambda: loop.record(federation, FedAvg(), history, max_rounds=T, server_lr=0.1)
         )
         spent[0] = 0.0
-        recoverer = FedRecover(buffer_size=s, correction_period=20)
+        recoverer = FedRecover(estimator=PairedLBFGS(buffer_size=s), correction_period=20)
         began = time.process_time()
         _, recovery = peak_of(
             lambda: loop.recover(federation, history, recoverer, federation.malicious)

@@ -25,9 +25,16 @@ from fedrec.clients import Client
 from fedrec.data import Digits
 from fedrec.functional import recovery_bound
 from fedrec.history import MemoryHistory
-from fedrec.recoverers import FedRecover, RecoveryContext, TrainFromScratch
+from fedrec.recoverers import (
+    Estimates,
+    Estimator,
+    FedRecover,
+    PairedLBFGS,
+    RecoveryContext,
+    TrainFromScratch,
+)
 from fedrec.testing.problems import VectorModule
-from fedrec.types import ClientUpdate, RoundContext
+from fedrec.types import ClientUpdate, RoundContext, RoundRecord
 
 CLASSES = 10
 HEADERS = ("problem", "estimate", "s", "M", "bound", "distance", "distance/bound", "largest", "ACP")
@@ -85,32 +92,18 @@ class Measured(FedRecover):
         return super().step(t, global_weights, ctx)
 
 
-class ExactHessians:
-    """Stands in for the pairs of `Exact`."""
+class ExactHessians(Estimator):
+    """Multiplies with the clients' true Hessians."""
 
-    skipped = 0
-
-    def __init__(self, clients: list[ConvexClient]) -> None:
-        self.clients = clients
-
-    def push(self, *args: object) -> None:
-        """There is nothing to learn."""
-
-    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        matrix = v.view(-1, CLASSES)
+    def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
+        matrix = (global_weights - record.global_weights).view(-1, CLASSES)
         products = [
             (c.gram @ matrix + c.decay * matrix).flatten()
-            for c in (self.clients[i] for i in rows.tolist())
+            for c in (Measured.clients[client_id] for client_id in record.client_ids)
         ]
-        estimates = updates + torch.stack(products)
-        return estimates, estimates.abs().amax(dim=1), torch.ones(len(rows), dtype=torch.bool)
-
-
-class Exact(Measured):
-    """With exact Hessian-vector products."""
-
-    def _buffer(self, global_weights: Tensor) -> ExactHessians:  # type: ignore[override]
-        return ExactHessians([self.clients[c] for c in self._remaining])
+        estimates = record.updates + torch.stack(products)
+        usable = torch.ones(len(estimates), dtype=torch.bool)
+        return Estimates(estimates, estimates.abs().amax(dim=1), usable)
 
 
 def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]]:
@@ -136,11 +129,11 @@ def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]
     common = {"tolerance_rate": None, "final_rounds": 0}
     methods = [
         ("L-BFGS", 2, Measured(**common)),
-        ("L-BFGS", 8, Measured(buffer_size=8, **common)),
-        ("history", 0, Measured(estimate="history", **common)),
+        ("L-BFGS", 8, Measured(estimator=PairedLBFGS(buffer_size=8), **common)),
+        ("history", 0, Measured(estimator="history", **common)),
     ]
     if not softmax:
-        methods.append(("exact", 0, Exact(**common)))
+        methods.append(("exact", 0, Measured(estimator=ExactHessians(), **common)))
     rows: list[tuple[object, ...]] = []
     for name, size, recoverer in methods:
         result = loop.recover(federation, history, recoverer, excluded)

@@ -158,8 +158,8 @@ def expected(
         One line of text.
 
     Examples:
-        >>> expected("buffer", "a mode", "pared", known=["paired"])
-        "Expected `buffer` to be a mode, but got 'pared'. Did you mean `paired`? Known: paired."
+        >>> expected("estimator", "a name", "pared", known=["paired"])
+        "Expected `estimator` to be a name, but got 'pared'. Did you mean `paired`? Known: paired."
     """
     parts = [f"Expected `{argument}` to be {requirement}, but got {value!r}."]
     if known is not None:

@@ -106,8 +106,8 @@ class Aggregator(Component, ABC):
     def coefficients(self, client_weights: Tensor) -> Tensor | None:
         """Return what `aggregate` multiplies each row with, where the rows do not matter for it.
 
-        A recovery then need not make the rows it estimates. `None`, the default, for every other
-        rule. A subclass that changes `aggregate` and not this method counts as such.
+        Recoverers ask it for the part that a client had in an aggregate. `None`, the default, for
+        every other rule. A subclass that changes `aggregate` and not this method counts as such.
 
         Args:
             client_weights: Shape $(m,)$, non-negative, with a positive sum.

@@ -27,6 +27,7 @@ FAMILIES = {
     "aggregators": ("fedrec.aggregators.Aggregator", "aggregator"),
     "detectors": ("fedrec.detectors.Detector", "detector"),
     "recoverers": ("fedrec.recoverers.Recoverer", "recoverers.0"),
+    "estimators": ("fedrec.recoverers.Estimator", "recoverers.0.init_args.estimator"),
     "filters": ("fedrec.recoverers.UpdateFilter", "recoverers.0.init_args.update_filter"),
     "data": ("fedrec.data.FederatedDataModule", "data"),
     "partitioners": ("fedrec.data.Partitioner", "data.init_args.partitioner"),

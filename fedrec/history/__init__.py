@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedrec.history.manifest import Manifest
     from fedrec.history.memory import MemoryHistory
     from fedrec.history.retention import Retention
-    from fedrec.history.rounds import RoundIndex
+    from fedrec.history.rounds import RoundArrays, RoundIndex
     from fedrec.history.tools.export import Export, export_history
     from fedrec.history.tools.forget import Forgetting, forget
     from fedrec.history.tools.importing import Import, import_history
@@ -42,6 +42,7 @@ __all__ = [
     "MemoryHistory",
     "Repair",
     "Retention",
+    "RoundArrays",
     "RoundIndex",
     "compact",
     "export_history",
@@ -75,6 +76,7 @@ __getattr__, __dir__ = lazy(
         "MemoryHistory": "fedrec.history.memory",
         "Repair": "fedrec.history.tools.repair",
         "Retention": "fedrec.history.retention",
+        "RoundArrays": "fedrec.history.rounds",
         "RoundIndex": "fedrec.history.rounds",
         "compact": "fedrec.history.tools.repair",
         "forget": "fedrec.history.tools.forget",

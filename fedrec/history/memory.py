@@ -84,18 +84,14 @@ class MemoryHistory(HistoryStore):
             ShapeError: If a shape or dtype differs from the manifest's.
         """
         arrays.check(self.manifest, len(self._rounds))
-        stored = self._sampled if self._retention.stores(arrays.round) else frozenset()
-        rows = [k for k, c in enumerate(arrays.client_ids) if c in stored]
-        largest = arrays.magnitudes()
-        self._bounds.append({arrays.client_ids[k]: largest[k] for k in rows})
-        if len(rows) < len(arrays.client_ids):
-            arrays = replace(arrays, updates=arrays.updates[rows])
-        self._rounds.append(arrays.copy())
-        expired = self._retention.last and len(self._rounds) - 1 - self._retention.last
-        if expired is not None and expired >= 0:
+        bounds = dict(zip(arrays.row_ids, arrays.magnitudes(), strict=True))
+        kept = self._sampled if self._retention.stores(arrays.round) else frozenset()
+        self._rounds.append(arrays.keep(kept))
+        self._bounds.append({c: bound for c, bound in bounds.items() if c in kept})
+        if self._retention.last is not None and arrays.round >= self._retention.last:
+            expired = arrays.round - self._retention.last
+            self._rounds[expired] = self._rounds[expired].keep(())
             self._bounds[expired] = {}
-            old = self._rounds[expired]
-            self._rounds[expired] = replace(old, updates=old.updates[:0].copy())
 
     def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
         """Read a round as arrays; the result owns its memory.
@@ -107,29 +103,7 @@ class MemoryHistory(HistoryStore):
         Raises:
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
         """
-        stored = self._stored(t)
-        wanted = stored.client_ids if client_ids is None else tuple(client_ids)
-        if wanted == stored.client_ids and len(stored.updates) == len(wanted):
-            return stored.copy()
-        row = {client_id: k for k, client_id in enumerate(self._bounds[t])}
-        missing = [c for c in wanted if c not in row]
-        if missing:
-            dropped = set(missing) & set(stored.client_ids)
-            raise RoundNotFoundError(
-                f"Round {t} of the history has no update of {', '.join(missing[:10])}"
-                f"{', ...' if len(missing) > 10 else ''}"
-                + (f", as it keeps updates of {self._retention}" if dropped else "")
-                + f". HINT: ask for clients in `index({t}).{'kept' if dropped else 'present'}`."
-            )
-        return replace(
-            stored,
-            client_ids=wanted,
-            updates=stored.updates[[row[c] for c in wanted]],
-            num_samples=stored.num_samples[[stored.client_ids.index(c) for c in wanted]],
-            global_weights=stored.global_weights.copy(),
-            aggregate=stored.aggregate.copy(),
-            buffers=None if stored.buffers is None else stored.buffers.copy(),
-        )
+        return self._stored(t).select(client_ids)
 
     def index(self, t: int) -> RoundIndex:
         """Return what is known of a round without reading its vectors.
@@ -137,14 +111,7 @@ class MemoryHistory(HistoryStore):
         Raises:
             RoundNotFoundError: If the round is not stored.
         """
-        stored = self._stored(t)
-        return RoundIndex(
-            round=t,
-            cohort=stored.cohort,
-            refused=dict(stored.refused),
-            num_samples=dict(zip(stored.client_ids, stored.num_samples.tolist(), strict=True)),
-            bounds=dict(self._bounds[t]),
-        )
+        return self._stored(t).index(self._bounds[t])
 
     def _stored(self, t: int) -> RoundArrays:
         if t not in self.rounds():

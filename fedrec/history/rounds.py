@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrec.exceptions import HistoryError, ShapeError
+from fedrec.exceptions import HistoryError, RoundNotFoundError, ShapeError
 from fedrec.history.manifest import Manifest
 
 __all__ = ["RoundArrays", "RoundIndex"]
@@ -76,6 +76,15 @@ class RoundArrays:
         departure: Why the executor had left its plan by then, if it had.
         dropped: Those of `client_ids` whose updates are not here, and not to be stored.
         encoded: What a store has made of each update already, in row order, if it has.
+
+    Examples:
+        >>> arrays = RoundArrays(
+        ...     round=0, global_weights=np.zeros(2, np.float32), client_ids=("a", "b"),
+        ...     updates=np.array([[1, -2], [4, 5]], np.float32), num_samples=np.array([10, 20]),
+        ...     aggregate=np.array([3, 4], np.float32),
+        ... )
+        >>> arrays.magnitudes(), arrays.select(["b"]).updates.tolist()
+        ([2.0, 5.0], [[4.0, 5.0]])
     """
 
     round: int
@@ -106,6 +115,56 @@ class RoundArrays:
             aggregate=self.aggregate.copy(),
             refused=dict(self.refused),
             buffers=None if self.buffers is None else self.buffers.copy(),
+        )
+
+    def select(self, client_ids: Sequence[str] | None = None) -> RoundArrays:
+        """Return the round with these clients' updates alone, in this order, in memory of its own.
+
+        Args:
+            client_ids: Clients whose updates are here; `None` for all that were aggregated.
+
+        Raises:
+            RoundNotFoundError: If the update of one of them is not here.
+        """
+        wanted = self.client_ids if client_ids is None else tuple(client_ids)
+        row = {client_id: k for k, client_id in enumerate(self.row_ids)}
+        missing = [c for c in wanted if c not in row]
+        if missing:
+            raise RoundNotFoundError(
+                f"Round {self.round} of the history has no update of {', '.join(missing[:10])}"
+                f"{', ...' if len(missing) > 10 else ''}. HINT: ask for clients in "
+                f"`index({self.round}).kept`."
+            )
+        return replace(
+            replace(self, updates=self.updates[:0]).copy(),
+            client_ids=wanted,
+            updates=self.updates[[row[c] for c in wanted]],
+            num_samples=self.num_samples[[self.client_ids.index(c) for c in wanted]],
+            dropped=frozenset(),
+        )
+
+    def keep(self, client_ids: Collection[str]) -> RoundArrays:
+        """Return the round, in memory of its own, without the updates of all other clients."""
+        kept = [c for c in self.row_ids if c in client_ids]
+        rows = [k for k, c in enumerate(self.row_ids) if c in client_ids]
+        return replace(
+            replace(self, updates=self.updates[:0]).copy(),
+            updates=self.updates[rows],
+            dropped=frozenset(self.client_ids).difference(kept),
+        )
+
+    def index(self, bounds: Mapping[str, float]) -> RoundIndex:
+        """Return what is known of the round without its vectors.
+
+        Args:
+            bounds: As `RoundIndex` has them.
+        """
+        return RoundIndex(
+            round=self.round,
+            cohort=self.cohort or self.client_ids,
+            refused=dict(self.refused),
+            num_samples=dict(zip(self.client_ids, self.num_samples.tolist(), strict=True)),
+            bounds=dict(bounds),
         )
 
     def check(self, manifest: Manifest, next_round: int) -> None:

@@ -189,12 +189,6 @@ class MeteredContext(RecoveryContext):
             return None
         return self.engine.coefficients(self._num_samples(client_ids))
 
-    def apply(self, aggregate: Tensor) -> Tensor:
-        """Do the server step with an aggregate that is already there."""
-        new = self.engine.apply_checked(self.asking, self.global_weights, aggregate)
-        self.meter.stepped = new
-        return new
-
     def _num_samples(self, client_ids: Sequence[str]) -> Tensor:
         """Return the recorded sizes of these clients, shape $(m',)$."""
         sizes = self.recorded.manifest.clients

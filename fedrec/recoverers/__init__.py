@@ -3,6 +3,13 @@
 from fedrec.recoverers.base import Recoverer, ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.crab import Crab
+from fedrec.recoverers.estimators import (
+    Estimates,
+    Estimator,
+    HistoricalUpdate,
+    PairedLBFGS,
+    PaperLBFGS,
+)
 from fedrec.recoverers.fed_eraser import FedEraser
 from fedrec.recoverers.fedrecover import FedRecover
 from fedrec.recoverers.fine_tune import FineTune
@@ -15,12 +22,17 @@ from fedrec.recoverers.update_filter import UpdateFilter
 
 __all__ = [
     "Crab",
+    "Estimates",
+    "Estimator",
     "FedEraser",
     "FedRecover",
     "FineTune",
     "GradientAscent",
     "HistoricalOnly",
+    "HistoricalUpdate",
     "KnowledgeDistillation",
+    "PairedLBFGS",
+    "PaperLBFGS",
     "Recoverer",
     "RecoveryContext",
     "ReplayRecoverer",

@@ -161,17 +161,3 @@ class RecoveryContext(RoundContext, ABC):
         Returns:
             Shape $(m',)$; `None` for a rule that is no such sum, and for no client.
         """
-
-    @abstractmethod
-    def apply(self, aggregate: Tensor) -> Tensor:
-        """Do the server step with an aggregate that is already there.
-
-        Args:
-            aggregate: Shape $(d,)$.
-
-        Returns:
-            The next global weights, shape $(d,)$.
-
-        Raises:
-            AggregationError: If they are not finite.
-        """

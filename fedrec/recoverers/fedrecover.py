@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fedrec._checks import check_float, check_int, is_integer
+from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import torch_generator
-from fedrec.recoverers._fedrecover_checks import check_arguments, check_kept, check_rounds
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
-from fedrec.recoverers.lbfgs import PairedBuffer
-from fedrec.recoverers.paper_buffer import PaperBuffer
-from fedrec.recoverers.threshold import history_threshold, largest_magnitudes
+from fedrec.recoverers.estimators import (
+    Estimator,
+    HistoricalUpdate,
+    PairedLBFGS,
+    PaperLBFGS,
+)
+from fedrec.recoverers.threshold import history_threshold
 from fedrec.recoverers.update_filter import UpdateFilter
 from fedrec.types import CohortUpdates, RoundRecord
 
@@ -23,57 +31,62 @@ if TYPE_CHECKING:
 
 __all__ = ["FedRecover"]
 
+_log = logging.getLogger(__name__)
+
+_ESTIMATORS: dict[str, type[Estimator]] = {
+    "paired": PairedLBFGS,
+    "paper": PaperLBFGS,
+    "history": HistoricalUpdate,
+}
+
 
 class FedRecover(ReplayRecoverer):
     r"""Estimates the clients' updates from history and asks for exact ones in a few rounds.
 
-    In most rounds, $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$, where bars are
-    what the server stored, hats what is recovered, and $\tilde H_t^i$ an L-BFGS approximation of
-    client $i$'s Hessian. That takes updates for gradients: a warning is logged where clients make
-    several local steps, or one that is not SGD's. Clients are asked
+    In most rounds, an estimator makes $\hat g_t^i$ of what the server stored; by default
+    $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`PairedLBFGS`), where bars are
+    stored, hats recovered, and $\tilde H_t^i$ approximates client $i$'s Hessian by L-BFGS. That
+    takes updates for gradients: a warning is logged where clients make several local steps, or one
+    that is not SGD's. Clients are asked
 
-    - `warmup`: in the first $T_w$ rounds, to fill the L-BFGS buffers,
-    - `correction`: in every $T_c$-th round after that, to keep the buffers current,
+    - `warmup`: in the first $T_w$ rounds, for the estimator to learn from,
+    - `correction`: in every $T_c$-th round after that, to keep it current,
     - `abnormality`: one client, if an entry of its estimate exceeds $\tau$ in magnitude,
     - `final`: in the last $T_f$ rounds, to end on exact updates,
-    - `fallback`: one client, if it has no usable pair, its estimate is not finite, or the history
-      did not keep its update of the round.
+    - `fallback`: one client, if it has no estimate (in L-BFGS, no usable pair), its estimate is
+      not finite, or the history did not keep its update of the round.
 
-    A pair is $(\hat w_t - \bar w_t, g_t^i - \bar g_t^i)$, both halves from the start of the same
-    round. One without positive curvature is not used by default, but for `abnormality`, `fallback`:
-    the client's others were of no use, and the new one takes their place. A round whose historical
-    update the history did not keep (`keep`) gives no pair; $\tau$ is found in those it kept.
+    From a round whose historical update the history did not keep (`keep`), the estimator learns
+    nothing; $\tau$ is found in those it kept.
 
     Args:
-        warmup_rounds: $T_w$, at least 1 and, with `estimate="lbfgs"`, more than `buffer_size`.
+        warmup_rounds: $T_w$, at least 1, and more than the pairs per client $s$ (`buffer_size` of
+            the estimator).
         correction_period: $T_c$, at least 1; `None` for no periodic correction.
         abnormality_threshold: A fixed $\tau > 0$ in place of the one from `tolerance_rate`.
         tolerance_rate: $\alpha$ in [0, 1), which sets $\tau$ from history: in every round at most
             this fraction of the historical entries exceeds it. `None`, with no
             `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
-        buffer_size: $s$, pairs per client, at least 1.
-        estimate: What to use in the other rounds: `"lbfgs"`, the paper's method; `"history"`, the
-            historical update unchanged (a control); `None`, no step at all (the paper's variant
-            without approximation).
-        buffer: `"paired"`, as above, or `"paper"`, the paper's literal reading: one buffer of model
-            differences for all clients, filled in all-client rounds only, and no pair is skipped.
-        negative_curvature: Whether `buffer="paired"` uses all pairs of negative curvature, which
-            can help or harm (see docs/reproduction.md).
+        estimator: What makes the estimates: an `Estimator`, or the name of one at its defaults:
+            `"paired"`, `PairedLBFGS`, the paper's method; `"paper"`, `PaperLBFGS`, the paper's
+            literal reading; `"history"`, `HistoricalUpdate`, a control. `"none"`, stored as `None`,
+            for no step at all in the other rounds (the paper's variant without approximation).
         start_round: Round to start in, where it is known that the attack began no earlier: from its
             recorded weights, with $T_w$ counted from there. Rounds before it cost nothing and count
             in the ACP; $\tau$ is found in the rounds from there on.
         update_filter: What exact updates have to agree with their estimates in, against undetected
             attackers that only attack when they are asked. An update that does not pass is replaced
-            by its estimate and gives no pair. Where there is no usable estimate, the historical
-            update takes its place; where that was not kept, all pass. `None` takes all.
+            by its estimate, and the estimator does not learn from it. Where there is no usable
+            estimate, the historical update takes its place; where that was not kept, all pass.
+            `None` takes all.
         diagnose: In simulation: compare the estimates that are used with the clients' exact updates
             (`RunResult.estimate_errors`, diagnostics.csv). `True` for all clients, or how many to
             draw in each round. Result and costs stay the same; it takes as long as asking them.
 
     Raises:
         ConfigurationError: If an argument is out of range; or at the start of a recovery, if the
-            history kept none of the updates to estimate from, or `buffer="paper"` lacks one.
+            history kept none of the updates to estimate from, or not what the estimator needs.
 
     References:
         - Cao et al., FedRecover: Recovering from Poisoning Attacks in Federated Learning using
@@ -82,6 +95,8 @@ class FedRecover(ReplayRecoverer):
     Examples:
         >>> FedRecover(warmup_rounds=20, correction_period=10).exact_reason(29, max_rounds=2000)
         'correction'
+        >>> FedRecover(estimator=PairedLBFGS(buffer_size=3)).estimator
+        PairedLBFGS(buffer_size=3, negative_curvature=False)
     """
 
     def __init__(
@@ -92,32 +107,50 @@ class FedRecover(ReplayRecoverer):
         abnormality_threshold: float | None = None,
         tolerance_rate: float | None = 1e-6,
         final_rounds: int = 5,
-        buffer_size: int = 2,
-        estimate: str | None = "lbfgs",
-        buffer: str = "paired",
-        negative_curvature: bool = False,
+        estimator: str | Estimator | None = "paired",
         start_round: int = 0,
         update_filter: UpdateFilter | None = None,
         diagnose: bool | int = False,
     ) -> None:
-        self.warmup_rounds = warmup_rounds
+        self.warmup_rounds = check_int("warmup_rounds", warmup_rounds, minimum=1)
+        if correction_period is not None:
+            correction_period = check_int("correction_period", correction_period, minimum=1)
         self.correction_period = correction_period
+        if abnormality_threshold is not None:
+            abnormality_threshold = check_float(
+                "abnormality_threshold", abnormality_threshold, minimum=0, open_minimum=True
+            )
         self.abnormality_threshold = abnormality_threshold
+        if tolerance_rate is not None:
+            tolerance_rate = check_float(
+                "tolerance_rate", tolerance_rate, minimum=0, maximum=1, open_maximum=True
+            )
         self.tolerance_rate = tolerance_rate
-        self.final_rounds = final_rounds
-        self.buffer_size = buffer_size
-        self.estimate = estimate
-        self.buffer = buffer
-        self.negative_curvature = negative_curvature
-        self.start_round = start_round
+        self.final_rounds = check_int("final_rounds", final_rounds, minimum=0)
+        self.estimator = _estimator(estimator)
+        self.start_round = check_int("start_round", start_round, minimum=0)
+        if update_filter is not None and not isinstance(update_filter, UpdateFilter):
+            raise ConfigurationError(expected("update_filter", "an UpdateFilter", update_filter))
         self.update_filter = update_filter
+        if not isinstance(diagnose, bool):
+            if not is_integer(diagnose) or diagnose < 1:
+                requirement = "true, false, or an integer of at least 1"
+                raise ConfigurationError(expected("diagnose", requirement, diagnose))
+            diagnose = int(diagnose)
         self.diagnose = diagnose
-        check_arguments(self)
-        self.assumes_gradients = estimate == "lbfgs"
-        self._remaining: tuple[str, ...] = ()
+        if self.estimator is None and update_filter is not None:
+            hint = "without estimates there is nothing to compare with."
+            raise ConfigurationError(expected("update_filter", "none", update_filter, hint=hint))
+        if self.estimator is None and diagnose:
+            hint = "without estimates there is nothing to compare."
+            raise ConfigurationError(expected("diagnose", "false", diagnose, hint=hint))
+        fewest = 1 if self.estimator is None else self.estimator.fewest_warmup_rounds
+        if self.warmup_rounds < fewest:
+            requirement = f"at least {fewest} with estimator={self.estimator!r}"
+            raise ConfigurationError(expected("warmup_rounds", requirement, warmup_rounds))
+        self.assumes_gradients = self.estimator is not None and self.estimator.assumes_gradients
         self._threshold = float("inf")
-        self._pairs: PairedBuffer | PaperBuffer | None = None
-        self._estimated = self._filtered = 0
+        self._num_estimated = self._num_filtered = 0
 
     def exact_reason(self, t: int, max_rounds: int) -> str | None:
         """Return why all clients are asked in round `t`, or `None` if updates are estimated.
@@ -138,9 +171,25 @@ class FedRecover(ReplayRecoverer):
             return "correction"
         return None
 
+    def _estimated_rounds(self, max_rounds: int) -> list[int]:
+        rounds = range(self.start_round, max_rounds)
+        return [t for t in rounds if self.exact_reason(t, max_rounds) is None]
+
     def check_plan(self, max_rounds: int, server_samples: int | None) -> str | None:
         """Check that there are rounds to recover in; warn if updates are estimated in none."""
-        return check_rounds(self, max_rounds)
+        if self.start_round >= max_rounds:
+            requirement = f"less than the {max_rounds} rounds of the recovery"
+            raise ConfigurationError(expected("start_round", requirement, self.start_round))
+        if self._estimated_rounds(max_rounds):
+            return None
+        began = f" from round {self.start_round} on" if self.start_round else ""
+        return (
+            f"FedRecover asks all clients in each of the {max_rounds - self.start_round} rounds"
+            f"{began}, so it estimates nothing and spares them nothing "
+            f"(warmup_rounds={self.warmup_rounds}, final_rounds={self.final_rounds}, "
+            f"correction_period={self.correction_period}). HINT: lower these, or record more "
+            "rounds."
+        )
 
     def rounds(self, history: HistoryView, max_rounds: int) -> range:
         """Return the rounds from `start_round` on."""
@@ -154,248 +203,185 @@ class FedRecover(ReplayRecoverer):
         """Find the abnormality threshold in the remaining clients' history."""
         self.check_plan(max_rounds, None)
         rounds = self.rounds(history, max_rounds)
-        self._remaining = history.remaining
-        self._pairs = None
-        self._estimated = self._filtered = 0
+        self._num_estimated = self._num_filtered = 0
         self._threshold = float("inf")
-        if self.estimate is None:
+        if self.estimator is None:
             return
-        if history.manifest.keep:
-            estimated = [t for t in rounds if self.exact_reason(t, max_rounds) is None]
-            check_kept(history, rounds, estimated, self.buffer)
+        self.estimator.start(history, rounds)
+        self._check_kept(history, max_rounds)
         if self.abnormality_threshold is not None:
             self._threshold = self.abnormality_threshold
         elif self.tolerance_rate is not None:
             self._threshold = history_threshold(history, rounds, self.tolerance_rate)
 
+    def _check_kept(self, history: HistoryView, max_rounds: int) -> None:
+        """Say what the updates that the history did not keep will cost."""
+        keep = dict(history.manifest.keep)
+        if not keep:
+            return
+        kept, sent = history.count(self._estimated_rounds(max_rounds))
+        if kept == 0 < sent:
+            raise ConfigurationError(
+                f"FedRecover has nothing to estimate from, as the history keeps no update of the "
+                f"remaining clients in the rounds in between ({keep=}): it would ask for all "
+                f"{sent} of them. HINT: TrainFromScratch says so in its name."
+            )
+        if kept < sent:
+            _log.warning(
+                "The history did not keep %d of the %d updates that FedRecover would start its "
+                "estimates from (keep=%s); clients are asked instead (fallback).",
+                sent - kept,
+                sent,
+                keep,
+            )
+
     def round_updates(
         self, t: int, global_weights: Tensor, ctx: RecoveryContext
-    ) -> Tensor | CohortUpdates | None:
+    ) -> CohortUpdates | None:
         """Ask everyone, or estimate and ask those whose estimate cannot be used."""
         reason = self.exact_reason(t, ctx.max_rounds)
-        if reason is not None:
-            sent = trusted = ctx.exact(ctx.client_ids, reason)
-            if self.update_filter is not None:
-                sent, trusted = self._filter(sent, ctx.history(t), global_weights)
-            if self.estimate == "lbfgs" and reason != "final" and trusted.client_ids:
-                self._push(trusted, global_weights, ctx.history(t), alone=False)
-            return sent
-        if self.estimate is None:
-            return None
+        if self.estimator is None:
+            return None if reason is None else ctx.exact(ctx.client_ids, reason)
+        if reason == "final" and self.update_filter is None:  # history is of no more use
+            return ctx.exact(ctx.client_ids, reason)
         record = ctx.history(t)
-        if not record.client_ids:
-            return ctx.exact(ctx.client_ids, "fallback")
-        estimates, largest, usable = self._estimates(record, global_weights)
-        if record.client_ids != ctx.client_ids:  # the others count as unusable
-            at = torch.tensor([ctx.client_ids.index(c) for c in record.client_ids])
-            m = len(ctx.client_ids)
-            estimates = estimates.new_zeros(m, estimates.shape[1]).index_copy_(
-                0, at.to(estimates.device), estimates
-            )
-            largest = largest.new_zeros(m).index_copy_(0, at, largest)
-            usable = usable.new_zeros(m).index_copy_(0, at, usable)
-        abnormal = usable & (largest > self._threshold)
-        return self._fix(record, estimates, abnormal, ~usable, global_weights, ctx)
+        if reason is not None:
+            return self._exact(ctx.client_ids, reason, record, global_weights, ctx)
+        return self._estimated(record, global_weights, ctx)
+
+    def _exact(
+        self,
+        client_ids: Sequence[str],
+        reason: str,
+        record: RoundRecord,
+        global_weights: Tensor,
+        ctx: RecoveryContext,
+    ) -> CohortUpdates:
+        """Ask clients, filter what they send, and let the estimator learn from it."""
+        assert self.estimator is not None
+        sent = trusted = ctx.exact(client_ids, reason)
+        if self.update_filter is not None:
+            sent, trusted = self._filter(sent, reason, record, global_weights)
+        kept = set(record.client_ids)
+        ids = [c for c in trusted.client_ids if c in kept]
+        if ids and reason != "final":
+            exact = trusted.select(ids).updates
+            self.estimator.observe(record.select(ids), exact, global_weights, reason)
+        return sent
 
     def _filter(
-        self, sent: CohortUpdates, record: RoundRecord, global_weights: Tensor | None
+        self, sent: CohortUpdates, reason: str, record: RoundRecord, global_weights: Tensor
     ) -> tuple[CohortUpdates, CohortUpdates]:
-        """Return what to aggregate and what to make pairs of; without weights, judge by history."""
+        """Return what to aggregate, and what of it the clients did send."""
         known = set(record.client_ids)
         at = [i for i, c in enumerate(sent.client_ids) if c in known]
         if self.update_filter is None or not at:
             return sent, sent
         record = record.select([sent.client_ids[i] for i in at])
         references = record.updates
-        if global_weights is not None:
-            estimates, largest, _ = self._estimates(record, global_weights)
-            normal = torch.isfinite(largest) & (largest <= self._threshold)
+        if reason not in ("abnormality", "fallback"):  # they are asked for want of an estimate
+            estimates, normal, _ = self._estimates(record, global_weights)
             references = torch.where(normal.to(estimates.device)[:, None], estimates, references)
         filtered, trusted = self.update_filter.apply(sent, at, references)
-        self._filtered += len(sent.client_ids) - len(trusted.client_ids)
+        self._num_filtered += len(sent.client_ids) - len(trusted.client_ids)
         return filtered, trusted
 
     def _estimates(
         self, record: RoundRecord, global_weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return estimates (m, d), the largest magnitude in each (m,), and who has one (m,)."""
-        if self.estimate == "lbfgs":
-            estimates, largest, usable = self._buffer(global_weights).estimate(
-                record.updates,
-                global_weights - record.global_weights,
-                self._rows(record.client_ids),
-            )
-        else:
-            estimates, largest = record.updates, largest_magnitudes(record.updates)
-            usable = torch.ones(len(record.client_ids), dtype=torch.bool)
+        """Return estimates (m, d), whose are used (m,), and whose exceed the threshold (m,)."""
+        assert self.estimator is not None
+        updates, largest, usable = self.estimator.estimate(record, global_weights)
         largest = largest.cpu()
-        return estimates, largest, usable & torch.isfinite(largest)
+        usable = usable & torch.isfinite(largest)
+        normal = largest <= self._threshold
+        return updates, usable & normal, usable & ~normal
 
-    def _compare(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> None:
-        """Have the estimates that this round will use compared with exact updates."""
-        record = ctx.history(t)
+    def _estimated(
+        self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
+    ) -> CohortUpdates | None:
+        """Estimate all updates; ask those whose estimate is abnormal, or who have none."""
         if not record.client_ids:
-            return
-        estimates, largest, usable = self._estimates(record, global_weights)
-        used = (usable & ~(largest > self._threshold)).nonzero().flatten()
+            return ctx.exact(ctx.client_ids, "fallback")
+        estimates, normal, abnormal = self._estimates(record, global_weights)
+        self._num_estimated += int(normal.sum())
+        if self.diagnose:
+            self._compare(record, estimates, normal, ctx)
+        if record.client_ids == ctx.client_ids and bool(normal.all()):
+            return replace(record.sent, updates=estimates)
+        rows = {
+            c: (estimates[i], record.num_samples[i])
+            for i, c in enumerate(record.client_ids)
+            if normal[i]
+        }
+        exceeding = set(compress(record.client_ids, abnormal.tolist()))
+        missing = set(ctx.client_ids).difference(rows, exceeding)
+        for reason, group in (("abnormality", exceeding), ("fallback", missing)):
+            if group:
+                asked = [c for c in ctx.client_ids if c in group]
+                sent = self._exact(asked, reason, record, global_weights, ctx)
+                found = zip(sent.updates, sent.num_samples, strict=True)
+                rows.update(zip(sent.client_ids, found, strict=True))
+        ids = [c for c in ctx.client_ids if c in rows]
+        if not ids:
+            return None
+        updates, num_samples = (torch.stack(x) for x in zip(*(rows[c] for c in ids), strict=True))
+        return CohortUpdates(client_ids=tuple(ids), updates=updates, num_samples=num_samples)
+
+    def _compare(
+        self, record: RoundRecord, estimates: Tensor, normal: Tensor, ctx: RecoveryContext
+    ) -> None:
+        """Have the estimates that are used compared with exact updates."""
+        used = normal.nonzero().flatten()
         if self.diagnose is not True:
-            generator = torch_generator(ctx.seed, "diagnose", t)
+            generator = torch_generator(ctx.seed, "diagnose", record.round)
             used = used[torch.randperm(len(used), generator=generator)[: self.diagnose]]
         if len(used):
             ids = [record.client_ids[i] for i in used.tolist()]
             ctx.compare(ids, estimates[used.to(estimates.device)])
 
-    def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
-        """Do one round; with a rule that is a weighted sum, without making the estimates."""
-        if self.diagnose and self.exact_reason(t, ctx.max_rounds) is None:
-            self._compare(t, global_weights, ctx)
-        aggregate = self._estimated_sum(t, global_weights, ctx)
-        if aggregate is None:
-            return super().step(t, global_weights, ctx)
-        return ctx.apply(aggregate)
-
-    def _estimated_sum(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor | None:
-        """Return the aggregate of an estimated round, or `None` where its rows are needed."""
-        if self.estimate != "lbfgs" or self.exact_reason(t, ctx.max_rounds) is not None:
-            return None
-        pairs, weights = self._buffer(global_weights), ctx.coefficients(ctx.client_ids)
-        if weights is None or not isinstance(pairs, PairedBuffer):
-            return None
-        record = ctx.history(t)
-        if record.client_ids != ctx.client_ids:
-            return None
-        v, rows = global_weights - record.global_weights, self._rows(ctx.client_ids)
-        found = pairs.weighted_sum(record.updates, v, rows, weights)
-        if found is None:
-            return None
-        total, largest, usable = found
-        usable &= torch.isfinite(largest)
-        keep = usable & ~(largest > self._threshold)
-        self._estimated += int(keep.sum())
-        if bool(keep.all()):
-            return total
-        sent = list(self._ask(record, usable & ~keep, ~usable, global_weights, ctx))
-        ids = [c for c, kept in zip(ctx.client_ids, keep.tolist(), strict=True) if kept]
-        total = torch.zeros_like(v)
-        weights = ctx.coefficients([*ids, *(c for s in sent for c in s.client_ids)])
-        if weights is None:  # nobody is left
-            return total
-        of_kept, *of_sent = weights.split([len(ids), *(len(s.client_ids) for s in sent)])
-        if ids:
-            weights = weights.new_zeros(len(keep)).masked_scatter_(keep, of_kept)
-            found = pairs.weighted_sum(record.updates, v, rows, weights, keep)
-            assert found is not None  # as before
-            total = found[0]
-        return sum((w @ s.updates for w, s in zip(of_sent, sent, strict=True)), start=total)
-
-    def _ask(
-        self,
-        record: RoundRecord,
-        abnormal: Tensor,
-        missing: Tensor,
-        global_weights: Tensor,
-        ctx: RecoveryContext,
-    ) -> Iterator[CohortUpdates]:
-        """Ask clients instead of estimating, and add their pairs."""
-        for reason, mask in (("abnormality", abnormal), ("fallback", missing)):
-            ids = [c for c, asked in zip(ctx.client_ids, mask.tolist(), strict=True) if asked]
-            if ids:
-                # Their estimates cannot be used, for filtering neither.
-                sent, trusted = self._filter(ctx.exact(ids, reason), record, None)
-                if self.estimate == "lbfgs" and trusted.client_ids:
-                    self._push(trusted, global_weights, record, alone=True)
-                yield sent
-
-    def _fix(
-        self,
-        record: RoundRecord,
-        estimates: Tensor,
-        abnormal: Tensor,
-        missing: Tensor,
-        global_weights: Tensor,
-        ctx: RecoveryContext,
-    ) -> CohortUpdates:
-        """Replace abnormal and missing estimates by exact updates."""
-        keep = ~(missing | abnormal)
-        self._estimated += int(keep.sum())
-        if self.estimate == "history" and not bool(keep.all()):
-            estimates = estimates.clone()  # they are the record's
-        place = {c: i for i, c in enumerate(ctx.client_ids)}
-        for sent in self._ask(record, abnormal, missing, global_weights, ctx):
-            at = [place[c] for c in sent.client_ids]
-            estimates[at] = sent.updates
-            keep[at] = True
-        ids = [c for c, kept in zip(ctx.client_ids, keep.tolist(), strict=True) if kept]
-        return CohortUpdates(
-            client_ids=tuple(ids),
-            updates=estimates if len(ids) == len(ctx.client_ids) else estimates[keep],
-            num_samples=torch.zeros(len(ids), dtype=torch.int64),
-        )
-
-    def _rows(self, client_ids: tuple[str, ...]) -> Tensor:
-        index = {c: i for i, c in enumerate(self._remaining)}
-        return torch.tensor([index[c] for c in client_ids], dtype=torch.int64)
-
-    def _buffer(self, global_weights: Tensor) -> PairedBuffer | PaperBuffer:
-        if self._pairs is None:
-            c, d, device = len(self._remaining), global_weights.numel(), global_weights.device
-            if self.buffer == "paired":
-                negative = self.negative_curvature
-                self._pairs = PairedBuffer(c, self.buffer_size, d, device, negative=negative)
-            else:
-                self._pairs = PaperBuffer(c, self.buffer_size, d, device)
-        return self._pairs
-
-    def _push(
-        self, sent: CohortUpdates, global_weights: Tensor, record: RoundRecord, *, alone: bool
-    ) -> None:
-        """Add the pairs of those who were asked and whose historical update was kept."""
-        kept = set(record.client_ids)
-        rows = [k for k, c in enumerate(sent.client_ids) if c in kept]
-        if not rows:
-            return
-        ids = tuple(sent.client_ids[k] for k in rows)
-        self._buffer(global_weights).push(
-            self._rows(ids),
-            global_weights - record.global_weights,
-            sent.updates if ids == sent.client_ids else sent.updates[rows],
-            record.select(ids).updates,
-            record.round,
-            alone,
-        )
-
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
-        """Return the bytes of pairs and estimates."""
-        if self.estimate != "lbfgs":
+        """Return the bytes that the estimator keeps."""
+        if self.estimator is None:
             return 0
-        rows = num_clients * (self.buffer_size + 1) + self.buffer_size + 1
-        return rows * num_parameters * torch.float32.itemsize
+        return self.estimator.kept_bytes(num_clients, num_parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return threshold, pairs and counters."""
+        """Return threshold, counters and what the estimator has learnt."""
         return {
-            "remaining": list(self._remaining),
             "threshold": self._threshold,
-            "estimated": self._estimated,
-            "filtered": self._filtered,
-            "pairs": None if self._pairs is None else self._pairs.state_dict(),
+            "estimated": self._num_estimated,
+            "filtered": self._num_filtered,
+            "estimator": {} if self.estimator is None else self.estimator.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self._remaining = tuple(state["remaining"])
         self._threshold = state["threshold"]
-        self._estimated = state["estimated"]
-        self._filtered = state["filtered"]
-        self._pairs = None
-        if state["pairs"] is not None:
-            self._buffer(state["pairs"]["delta_g"][0, 0]).load_state_dict(state["pairs"])
+        self._num_estimated = state["estimated"]
+        self._num_filtered = state["filtered"]
+        if self.estimator is not None:
+            self.estimator.load_state_dict(state["estimator"])
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the threshold, the number of estimates used, and pairs that were skipped."""
+        """Return the threshold, how many estimates were used, and the estimator's numbers."""
         return {
             "abnormality_threshold": self._threshold,
-            "estimated_updates": float(self._estimated),
-            "filtered_updates": float(self._filtered),
-            "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
+            "estimated_updates": float(self._num_estimated),
+            "filtered_updates": float(self._num_filtered),
+            **({} if self.estimator is None else self.estimator.diagnostics()),
         }
+
+
+def _estimator(given: str | Estimator | None) -> Estimator | None:
+    """Return the estimator that is meant."""
+    if given is None or given == "none":
+        return None
+    if isinstance(given, str) and given in _ESTIMATORS:
+        return _ESTIMATORS[given]()
+    if not isinstance(given, Estimator):
+        names = (*_ESTIMATORS, "none")
+        raise ConfigurationError(
+            expected("estimator", "an Estimator or a name", given, known=names)
+        )
+    return given

@@ -91,25 +91,27 @@ class TestFedRecoverLateAndFiltered(RecovererContract):
         )
 
 
-class TestFedRecoverPaperBuffer(RecovererContract):
+class TestFedRecoverPaper(RecovererContract):
     def make(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=3, tolerance_rate=0.1, buffer="paper")
+        return FedRecover(
+            warmup_rounds=4, correction_period=3, tolerance_rate=0.1, estimator="paper"
+        )
 
     def make_exact(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=1, buffer="paper")
+        return FedRecover(warmup_rounds=4, correction_period=1, estimator="paper")
 
 
 class TestFedRecoverWithoutEstimates(RecovererContract):
     def make(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=3, estimate=None)
+        return FedRecover(warmup_rounds=4, correction_period=3, estimator="none")
 
     def make_exact(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=1, estimate=None)
+        return FedRecover(warmup_rounds=4, correction_period=1, estimator="none")
 
 
 class TestFedRecoverHistory(RecovererContract):
     def make(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=3, estimate="history")
+        return FedRecover(warmup_rounds=4, correction_period=3, estimator="history")
 
     def make_exact(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=1, estimate="history")
+        return FedRecover(warmup_rounds=4, correction_period=1, estimator="history")

@@ -23,7 +23,7 @@ from fault_stores import IDS, D, Facts, arrays, fork, kept, manifest, record, sa
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
 from fedrec.history import LMDBHistory
 from fedrec.history.lmdb import pages
-from fedrec.history.lmdb.records import NAMES, Recording
+from fedrec.history.lmdb.records import NAMES, StoredManifest
 from fedrec.history.tools.info import info
 
 ROUNDS = 5
@@ -308,7 +308,7 @@ KINDS = ("bytes", "header", "json", "sealed json", "sealed payload", "cut")
 def forge(
     record_bytes: bytes,
     rng: random.Random,
-    where: Recording,
+    where: StoredManifest,
     place: Place,
     kinds: Sequence[str] = (*KINDS, "nested"),
 ) -> tuple[bytes, str]:
@@ -341,7 +341,7 @@ def forge(
     return bytes(data), "bytes"
 
 
-def _seal(where: Recording, place: Place, payload: bytes) -> bytes:
+def _seal(where: StoredManifest, place: Place, payload: bytes) -> bytes:
     is_json = place.database in ("meta", "rounds")
     codec = 0 if is_json else where.codec.id if place.database == "updates" else 1
     made, _ = where.pack(
@@ -383,7 +383,7 @@ def forged(codec: str, rng: random.Random, folder: Path) -> Facts:
         else rng.choice([p for p in places(path) if p.database in ("meta", "rounds")])
     )
     original = _get(path, place)
-    made, kind = forge(original, rng, Recording("x", manifest(codec)), place)
+    made, kind = forge(original, rng, StoredManifest("x", manifest(codec)), place)
     _put(path, place, made)
     try:
         found = fork(partial(using, path, codec)).result()

@@ -25,7 +25,7 @@ from fedrec.exceptions import UpdateError
 from fedrec.history import LMDBHistory, MemoryHistory
 from fedrec.history.background import BackgroundWriter
 from fedrec.history.conversion import to_record
-from fedrec.recoverers import FedRecover, TrainFromScratch
+from fedrec.recoverers import FedRecover, PairedLBFGS, TrainFromScratch
 from fedrec.testing.problems import QuadraticClient, quadratic_federation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -266,7 +266,12 @@ def schedule(rng: random.Random, folder: Path) -> Facts:
         assert bool(torch.isfinite(found.global_weights).all())
     excluded = rng.sample(ids, rng.randrange(1, 5))
     for method in (
-        FedRecover(warmup_rounds=2, correction_period=2, final_rounds=1, buffer_size=1),
+        FedRecover(
+            warmup_rounds=2,
+            correction_period=2,
+            final_rounds=1,
+            estimator=PairedLBFGS(buffer_size=1),
+        ),
         TrainFromScratch(),
     ):
         result = loop.recover(federation, history, method, excluded)

@@ -16,17 +16,17 @@ from fedrec.exceptions import FedrecError
 from fedrec.history.codecs import CODECS
 from fedrec.history.lmdb.encoding import encode, round_entry, values_of
 from fedrec.history.lmdb.entries import read_entry
-from fedrec.history.lmdb.records import FLOAT32, MANIFEST, ROUND, Recording, canonical
+from fedrec.history.lmdb.records import FLOAT32, MANIFEST, ROUND, StoredManifest, canonical
 
 _FILE_BYTES = 10**6
 _MOST_MEMORY = 300  # MB
 
 
 def _read_manifest(record: bytes) -> None:
-    Recording.load("x", record)
+    StoredManifest.load("x", record)
 
 
-def _read_entry(recording: Recording, t: int, record: bytes) -> None:
+def _read_entry(recording: StoredManifest, t: int, record: bytes) -> None:
     payload = recording.unpack(memoryview(record), t, ROUND)
     entry = read_entry(payload, recording, t, _FILE_BYTES)
     # What is let through can be used.
@@ -34,7 +34,7 @@ def _read_entry(recording: Recording, t: int, record: bytes) -> None:
     assert len({len(entry[name]) for name in ("present", "updates", "bounds")}) == 1
 
 
-def _read_vector(recording: Recording, t: int, index: int, codec: str, record: bytes) -> None:
+def _read_vector(recording: StoredManifest, t: int, index: int, codec: str, record: bytes) -> None:
     payload = recording.unpack(
         memoryview(record), t, index, codec=CODECS[codec].id, dtype=FLOAT32, size=D
     )
@@ -46,9 +46,9 @@ def _read_vector(recording: Recording, t: int, index: int, codec: str, record: b
     assert codec in ("float32", "lz4", "zstd") or np.isfinite(out).all()
 
 
-def records(codec: str) -> list[tuple[Place, bytes, Recording, Callable[[bytes], None]]]:
+def records(codec: str) -> list[tuple[Place, bytes, StoredManifest, Callable[[bytes], None]]]:
     """Return records of a history of one round, and what reads each of them."""
-    recording = Recording("x", manifest(codec))
+    recording = StoredManifest("x", manifest(codec))
     values = values_of(arrays(0), recording)
     stored = {value.client_index: encode(recording, 0, value) for value in values}
     entry = canonical(round_entry(arrays(0), recording, "0" * 64, stored))

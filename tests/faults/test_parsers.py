@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
 from fedrec.history.lmdb.entries import read_entry
-from fedrec.history.lmdb.records import ROUND, Recording, canonical, key
+from fedrec.history.lmdb.records import ROUND, StoredManifest, canonical, key
 from fedrec.history.manifest import Manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fault_stores import IDS, D, manifest
 
-RECORDING = Recording("x", manifest())
+RECORDING = StoredManifest("x", manifest())
 ENTRY = {
     "round": 3,
     "previous": "0" * 64,
@@ -53,7 +53,7 @@ def read(entry: Any) -> dict[str, Any]:
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_record(data: bytes) -> None:
     with pytest.raises(FedrecError):
-        Recording.load("x", data)
+        StoredManifest.load("x", data)
     with pytest.raises(HistoryCorruptedError):
         RECORDING.unpack(memoryview(data), 1, 2)
 
@@ -142,7 +142,7 @@ def test_round_record_that_is_none(text: str) -> None:
 
 def test_model_that_the_file_cannot_hold() -> None:
     """Memory for it is not even asked for."""
-    huge = Recording("x", manifest(num_parameters=10**12))
+    huge = StoredManifest("x", manifest(num_parameters=10**12))
     with pytest.raises(HistoryCorruptedError, match="cannot hold 1000000000000 numbers"):
         read_entry(canonical(ENTRY), huge, 3, 10**9)
     assert ROUND == 2**32 - 1
@@ -155,7 +155,7 @@ def test_manifest_with_anything_in_it(name: str, value: Any) -> None:
     try:
         text = json.dumps(raw)
         found = Manifest.from_json(text)
-        Recording("x", found)
+        StoredManifest("x", found)
     except FedrecError:
         return
     assert len(found.clients) == len(raw["clients"])

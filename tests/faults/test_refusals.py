@@ -90,10 +90,10 @@ def test_newer_format_and_foreign_files(tmp_path: Path) -> None:
         key = struct.pack(">II", 0, 2**32 - 5)
         text = json.loads(txn.get(key, db=meta)[48:])
         sealed = fault_stores.manifest()
-        from fedrec.history.lmdb.records import Recording
+        from fedrec.history.lmdb.records import StoredManifest
 
         payload = json.dumps({**text, "format_version": 99}).encode()
-        made, _ = Recording("x", sealed).pack(0, 2**32 - 5, payload)
+        made, _ = StoredManifest("x", sealed).pack(0, 2**32 - 5, payload)
         txn.put(key, made, db=meta)
     (tmp_path / "foreign").mkdir()
     with lmdb.open(str(tmp_path / "foreign")) as env, env.begin(write=True) as txn:

@@ -7,7 +7,7 @@ import torch
 from fedrec import Attack, FederatedLoop
 from fedrec.aggregators import FedAvg, Median
 from fedrec.history import MemoryHistory
-from fedrec.recoverers import FedRecover, TrainFromScratch
+from fedrec.recoverers import Estimates, Estimator, FedRecover, TrainFromScratch
 from fedrec.recoverers.threshold import abnormality_threshold
 from fedrec.testing.problems import quadratic_federation
 
@@ -107,36 +107,29 @@ def test_estimates_are_closer_than_history_on_the_convex_problem() -> None:
     assert estimated < 0.5 * historical
 
 
-class ExactHessians:
-    """Stands in for the pair buffers: multiplies with the clients' true Hessians."""
-
-    def __init__(self, hessians: torch.Tensor) -> None:
-        self.hessians = hessians
-        self.skipped = 0
-
-    def push(self, *args: object) -> None:
-        """Nothing to learn."""
-
-    def estimate(self, updates, v, rows):
-        estimates = updates + self.hessians[rows] @ v
-        return estimates, estimates.abs().amax(dim=1), torch.ones(len(rows), dtype=torch.bool)
-
-
 @pytest.mark.parametrize("aggregator", [FedAvg(), Median()])
 def test_corollary_1_exact_hessian_products_give_train_from_scratch(aggregator) -> None:
     federation, history, loop = recorded()
 
-    class WithExactHessians(FedRecover):
-        def _buffer(self, global_weights):
-            keep = [c.hessian for c in federation.clients if c.client_id in self._remaining]
-            return ExactHessians(torch.stack(keep))
+    hessians = {c.client_id: c.hessian for c in federation.clients}
 
-        def spec(self):
-            return {"class_path": "test", "init_args": {}}
+    class ExactHessians(Estimator):
+        """Multiplies with the clients' true Hessians."""
+
+        def estimate(self, record, global_weights):
+            v = global_weights - record.global_weights
+            products = torch.stack([hessians[c] for c in record.client_ids]) @ v
+            estimates = record.updates + products
+            usable = torch.ones(len(estimates), dtype=torch.bool)
+            return Estimates(estimates, estimates.abs().amax(dim=1), usable)
 
     kwargs = {"attack": Reverse(), "aggregator": aggregator}
-    recoverer = WithExactHessians(
-        warmup_rounds=3, correction_period=None, final_rounds=0, tolerance_rate=None
+    recoverer = FedRecover(
+        warmup_rounds=3,
+        correction_period=None,
+        final_rounds=0,
+        tolerance_rate=None,
+        estimator=ExactHessians(),
     )
     recovered = loop.recover(federation, history, recoverer, federation.malicious, **kwargs)
     scratch = loop.recover(federation, history, TrainFromScratch(), federation.malicious, **kwargs)
@@ -148,7 +141,7 @@ def test_corollary_1_exact_hessian_products_give_train_from_scratch(aggregator) 
         correction_period=None,
         final_rounds=0,
         tolerance_rate=None,
-        estimate="history",
+        estimator="history",
     )
     far = loop.recover(federation, history, reused, federation.malicious, **kwargs).global_weights
     assert float((far - scratch.global_weights).norm()) > 0.1
@@ -193,7 +186,7 @@ def test_threshold_is_the_largest_of_the_rounds_order_statistics(rate: float) ->
 def test_without_estimates_only_exact_rounds_make_a_step() -> None:
     """The paper's variant without approximation: exact rounds alone, in order."""
     federation, history, loop = recorded()
-    recoverer = FedRecover(warmup_rounds=5, correction_period=10, final_rounds=3, estimate=None)
+    recoverer = FedRecover(warmup_rounds=5, correction_period=10, final_rounds=3, estimator="none")
     result = loop.recover(federation, history, recoverer, federation.malicious, attack=Reverse())
     benign = [c for c in federation.clients if c.client_id not in federation.malicious]
     sizes = np.array([c.num_samples for c in benign], dtype=float)

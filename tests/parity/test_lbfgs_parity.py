@@ -1,4 +1,4 @@
-"""The compact L-BFGS form against the dense BFGS recursion, and the pair buffers against both."""
+"""The compact L-BFGS form against the dense BFGS recursion, and the estimates against both."""
 
 import numpy as np
 import pytest
@@ -7,16 +7,16 @@ from torch.overrides import TorchFunctionMode
 
 from fedrec.exceptions import ShapeError
 from fedrec.functional import lbfgs_hvp
-from fedrec.recoverers import lbfgs
-from fedrec.recoverers.lbfgs import PairedBuffer
-from fedrec.recoverers.paper_buffer import PaperBuffer
+from fedrec.recoverers.estimators import pairs
+from fedrec.recoverers.estimators.pairs import ClientPairs
+from fedrec.recoverers.estimators.paper_pairs import PaperPairs
 
 CPU = torch.device("cpu")
 
 
-def push(buffer, rows, delta_w, delta_g, round, everyone) -> None:
+def push(kept, rows, delta_w, delta_g, round, everyone) -> None:
     """Push a pair whose update difference is `delta_g`."""
-    buffer.push(rows, delta_w, delta_g, torch.zeros_like(delta_g), round, not everyone)
+    kept.push(rows, delta_w, delta_g, torch.zeros_like(delta_g), round, not everyone)
 
 
 def dense_bfgs(s: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -120,11 +120,11 @@ def test_devices_without_float64_are_enough() -> None:
     products = []
     with OnlyTheCPUHasFloat64():
         products.append(lbfgs_hvp(s, y, v))
-        for kind in (PairedBuffer, PaperBuffer):
-            buffer = kind(1, 2, 6, CPU)
+        for kind in (ClientPairs, PaperPairs):
+            kept = kind(1, 2, 6, CPU)
             for t in range(2):
-                push(buffer, torch.arange(1), s[0, t], y[:, t], t, True)
-            products.append(buffer.estimate(torch.zeros(1, 6), v, torch.arange(1))[0])
+                push(kept, torch.arange(1), s[0, t], y[:, t], t, True)
+            products.append(kept.estimate(torch.zeros(1, 6), v, torch.arange(1))[0])
     for product in products:
         expected = dense_bfgs(exact[0][0], exact[1][0]) @ exact[2]
         np.testing.assert_allclose(product[0].numpy(), expected, rtol=1e-4)
@@ -174,22 +174,22 @@ def pushes(num_clients: int, size: int, seed: int = 0):
     ("block_bytes", "kernel"), [(1, "numpy"), (1 << 23, "numpy"), (1 << 23, "numba")]
 )
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
-def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
+def test_estimates_are_from_the_newest_pairs_of_each_client(
     after: int, block_bytes: int, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernel == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(lbfgs, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(lbfgs, "choose_kernel", lambda *shape: kernel)
+    monkeypatch.setattr(pairs, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(pairs, "choose_kernel", lambda *shape: kernel)
     w, _, v, who = pushes(3, 10)
     # One shared model difference per round, and a Hessian per client.
     g = np.stack([w @ np.diag(1 + np.arange(10.0) * (i + 1)) for i in range(3)])
-    buffer = PairedBuffer(3, 2, 10, CPU)
+    kept = ClientPairs(3, 2, 10, CPU)
     taken: list[list[int]] = [[], [], []]
     for t in range(after):
         rows = who[t]
         push(
-            buffer,
+            kept,
             rows,
             torch.from_numpy(w[t]).float(),
             torch.from_numpy(g[rows.numpy(), t]).float(),
@@ -200,7 +200,7 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
             # Whoever is asked alone has that pair and no other.
             taken[i] = [*taken[i], t] if len(rows) == 3 else [t]
     historical = np.ones((3, 10))
-    found, _, usable = buffer.estimate(
+    found, _, usable = kept.estimate(
         torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3)
     )
     assert usable.tolist() == [True] * 3
@@ -209,22 +209,12 @@ def test_paired_buffer_estimates_from_the_newest_pairs_of_each_client(
         last = taken[i][-2:]
         expected = historical[i] + dense_bfgs(w[last], g[i, last]) @ v
         np.testing.assert_allclose(found[i].numpy(), expected, rtol=2e-4, atol=2e-4)
-    some, _, _ = buffer.estimate(
+    some, _, _ = kept.estimate(
         torch.from_numpy(historical[[2, 0]]).float(),
         torch.from_numpy(v).float(),
         torch.tensor([2, 0]),
     )
     torch.testing.assert_close(some, found[[2, 0]])
-    weights = torch.tensor([0.5, 2.0, -1.0])
-    arguments = torch.from_numpy(historical).float(), torch.from_numpy(v).float(), torch.arange(3)
-    for keep in (None, torch.tensor([True, False, True])):
-        summed = buffer.weighted_sum(*arguments, weights, keep)
-        if kernel != "numba":
-            assert summed is None
-            continue
-        kept = weights if keep is None else weights * keep
-        torch.testing.assert_close(summed[0], kept @ found, rtol=1e-5, atol=1e-5)
-        assert summed[2].tolist() == [True] * 3
 
 
 @pytest.mark.parametrize("negative", [False, True])
@@ -234,13 +224,13 @@ def test_pairs_without_curvature_are_skipped_and_negative_ones_used_on_request(
 ) -> None:
     if kernel == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(lbfgs, "choose_kernel", lambda *shape: kernel)
-    buffer = PairedBuffer(3, 2, 2, CPU, negative=negative)
+    monkeypatch.setattr(pairs, "choose_kernel", lambda *shape: kernel)
+    kept = ClientPairs(3, 2, 2, CPU, negative=negative)
     w = torch.tensor([1.0, 0.0])
     g = torch.tensor([[2.0, 1.0], [-1.0, 0.0], [0.0, 3.0]])
-    push(buffer, torch.arange(3), w, g, 0, True)
-    assert buffer.skipped == 2 - negative
-    estimates, _, usable = buffer.estimate(torch.zeros(3, 2), w, torch.arange(3))
+    push(kept, torch.arange(3), w, g, 0, True)
+    assert kept.skipped == 2 - negative
+    estimates, _, usable = kept.estimate(torch.zeros(3, 2), w, torch.arange(3))
     assert usable.tolist() == [True, negative, False]
     # The secant equation: the pair's own model difference gives its update difference.
     expected = torch.tensor([[2.0, 1.0], [-float(negative), 0.0], [0.0, 0.0]])
@@ -248,19 +238,19 @@ def test_pairs_without_curvature_are_skipped_and_negative_ones_used_on_request(
 
 
 def test_zero_model_difference_is_skipped() -> None:
-    buffer = PairedBuffer(1, 2, 2, CPU)
-    push(buffer, torch.arange(1), torch.zeros(2), torch.ones(1, 2), 0, True)
-    assert buffer.skipped == 1
-    assert not bool(buffer.estimate(torch.zeros(1, 2), torch.ones(2), torch.arange(1))[2])
+    kept = ClientPairs(1, 2, 2, CPU)
+    push(kept, torch.arange(1), torch.zeros(2), torch.ones(1, 2), 0, True)
+    assert kept.skipped == 1
+    assert not bool(kept.estimate(torch.zeros(1, 2), torch.ones(2), torch.arange(1))[2])
 
 
 def test_parallel_pairs_drop_the_oldest_and_stay_finite() -> None:
     """Two equal pairs make the system singular; one of them says all there is."""
-    buffer = PairedBuffer(1, 2, 3, CPU)
+    kept = ClientPairs(1, 2, 3, CPU)
     w, g = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([[2.0, 3.0, 1.0]])
-    push(buffer, torch.arange(1), w, g, 0, True)
-    push(buffer, torch.arange(1), w, g, 1, True)
-    estimates, _, usable = buffer.estimate(torch.zeros(1, 3), w, torch.arange(1))
+    push(kept, torch.arange(1), w, g, 0, True)
+    push(kept, torch.arange(1), w, g, 1, True)
+    estimates, _, usable = kept.estimate(torch.zeros(1, 3), w, torch.arange(1))
     assert bool(usable)
     torch.testing.assert_close(estimates, g)
 
@@ -274,12 +264,12 @@ def test_pairs_whose_products_overflow_are_not_used_together(
     g = [torch.tensor([2.0, 1e30, 0.0]), torch.tensor([0.0, 3e10, 0.0])]
     tame = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1e10, 0.0]])
     order = [0, 1] if first else [1, 0]
-    buffer = PairedBuffer(2, 2, 3, CPU)
+    kept = ClientPairs(2, 2, 3, CPU)
     for t, pair in enumerate(order):
-        push(buffer, torch.arange(2), w[pair], torch.stack([g[pair], tame[pair]]), t, True)
-    assert buffer.skipped == 0
+        push(kept, torch.arange(2), w[pair], torch.stack([g[pair], tame[pair]]), t, True)
+    assert kept.skipped == 0
     v = w[order[-1]]
-    found, _, usable = buffer.estimate(torch.zeros(2, 3), v, torch.arange(2))
+    found, _, usable = kept.estimate(torch.zeros(2, 3), v, torch.arange(2))
     assert usable.tolist() == [True, True]
     torch.testing.assert_close(found[0], g[order[-1]])  # the newest alone
     torch.testing.assert_close(found[1], tame[order[-1]])
@@ -287,39 +277,39 @@ def test_pairs_whose_products_overflow_are_not_used_together(
 
 
 def test_a_pair_left_out_does_no_harm_when_its_product_with_the_vector_overflows() -> None:
-    buffer = PairedBuffer(1, 2, 3, CPU)
+    kept = ClientPairs(1, 2, 3, CPU)
     huge = torch.tensor([[2.0, 1e30, 0.0]])
-    push(buffer, torch.arange(1), torch.tensor([1.0, 0.0, 0.0]), huge, 0, True)
+    push(kept, torch.arange(1), torch.tensor([1.0, 0.0, 0.0]), huge, 0, True)
     w, g = torch.tensor([0.0, 1e10, 0.0]), torch.tensor([[0.0, 3e10, 0.0]])
-    push(buffer, torch.arange(1), w, g, 1, True)
-    estimates, _, usable = buffer.estimate(torch.ones(1, 3), -w, torch.arange(1))
+    push(kept, torch.arange(1), w, g, 1, True)
+    estimates, _, usable = kept.estimate(torch.ones(1, 3), -w, torch.arange(1))
     assert usable.tolist() == [True]
     torch.testing.assert_close(estimates, 1.0 - g)
 
 
 def test_a_single_pair_that_cannot_be_solved_is_no_pair() -> None:
-    buffer = PairedBuffer(1, 2, 2, CPU)
+    kept = ClientPairs(1, 2, 2, CPU)
     w, g = torch.tensor([1.0, 2.0]), torch.tensor([[2.0, 3.0]])
-    push(buffer, torch.arange(1), w, g, 0, True)
-    buffer.sy[0, 0, 0] = float("inf")
-    estimates, _, usable = buffer.estimate(torch.ones(1, 2), w, torch.arange(1))
+    push(kept, torch.arange(1), w, g, 0, True)
+    kept.sy[0, 0, 0] = float("inf")
+    estimates, _, usable = kept.estimate(torch.ones(1, 2), w, torch.arange(1))
     assert usable.tolist() == [False]
     assert estimates.tolist() == [[1.0, 1.0]]
 
 
-def test_buffer_state_survives_saving() -> None:
+def test_pairs_survive_saving() -> None:
     w, _, v, who = pushes(3, 6)
     g = np.stack([w @ np.diag(1 + np.arange(6.0) * (i + 1)) for i in range(3)])
-    first, second = PairedBuffer(3, 2, 6, CPU), PairedBuffer(3, 2, 6, CPU)
+    first, second = ClientPairs(3, 2, 6, CPU), ClientPairs(3, 2, 6, CPU)
     for t in range(6):
         if t == 4:
             second.load_state_dict(
                 {k: x.clone() if hasattr(x, "clone") else x for k, x in first.state_dict().items()}
             )
-        for buffer in (first, second) if t >= 4 else (first,):
+        for kept in (first, second) if t >= 4 else (first,):
             rows = who[t]
             push(
-                buffer,
+                kept,
                 rows,
                 torch.from_numpy(w[t]).float(),
                 torch.from_numpy(g[rows.numpy(), t]).float(),
@@ -331,16 +321,16 @@ def test_buffer_state_survives_saving() -> None:
     assert torch.equal(one, second.estimate(torch.zeros(3, 6), vector, torch.arange(3))[0])
 
 
-def test_paper_buffer_pairs_by_position() -> None:
+def test_the_papers_pairs_are_paired_by_position() -> None:
     """After client 0 alone was asked, its newest column meets the newest all-client column."""
     rng = np.random.default_rng(0)
     w = rng.normal(size=(3, 5))
     g = np.stack([w * (i + 1.5) for i in range(2)])
     extra = rng.normal(size=5)
-    buffer = PaperBuffer(2, 2, 5, CPU)
+    kept = PaperPairs(2, 2, 5, CPU)
     for t in range(2):
         push(
-            buffer,
+            kept,
             torch.arange(2),
             torch.from_numpy(w[t]).float(),
             torch.from_numpy(g[:, t]).float(),
@@ -348,7 +338,7 @@ def test_paper_buffer_pairs_by_position() -> None:
             True,
         )
     push(
-        buffer,
+        kept,
         torch.tensor([0]),
         torch.from_numpy(w[2]).float(),
         torch.from_numpy(extra[None]).float(),
@@ -356,7 +346,7 @@ def test_paper_buffer_pairs_by_position() -> None:
         False,
     )
     v = rng.normal(size=5)
-    found, _, _ = buffer.estimate(torch.zeros(2, 5), torch.from_numpy(v).float(), torch.arange(2))
+    found, _, _ = kept.estimate(torch.zeros(2, 5), torch.from_numpy(v).float(), torch.arange(2))
     literal = lbfgs_hvp(
         torch.from_numpy(w[:2]),
         torch.from_numpy(np.stack([np.stack([g[0, 1], extra]), g[1, :2]])),

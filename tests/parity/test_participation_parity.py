@@ -12,7 +12,7 @@ from fedrec import Attack, FederatedLoop
 from fedrec.aggregators import FedAvg
 from fedrec.federation import ClientSampler
 from fedrec.history import MemoryHistory
-from fedrec.recoverers import FedRecover
+from fedrec.recoverers import FedRecover, PairedLBFGS
 from fedrec.testing.problems import quadratic_federation
 
 ROUNDS, LR, SEED = 60, 0.3, 3
@@ -110,7 +110,7 @@ def test_pairs_are_per_client_and_estimates_only_of_rounds_it_took_part_in(name:
         warmup_rounds=WARMUP,
         correction_period=PERIOD,
         final_rounds=FINAL,
-        buffer_size=PAIRS,
+        estimator=PairedLBFGS(buffer_size=PAIRS),
         tolerance_rate=None,
     )
     result = loop.recover(federation, history, recoverer, federation.malicious, attack=Reverse())

@@ -37,8 +37,8 @@ class Measured(FedRecover):
         return super().step(t, global_weights, ctx)
 
 
-@pytest.mark.parametrize("estimate", ["lbfgs", "history"])
-def test_distance_stays_below_the_bound(estimate: str) -> None:
+@pytest.mark.parametrize("estimator", ["paired", "history"])
+def test_distance_stays_below_the_bound(estimator: str) -> None:
     federation, history = quadratic_federation(size=6), MemoryHistory()
     loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, logger=False)
     loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
@@ -57,7 +57,7 @@ def test_distance_stays_below_the_bound(estimate: str) -> None:
         correction_period=8,
         final_rounds=0,
         tolerance_rate=None,
-        estimate=estimate,
+        estimator=estimator,
     )
     result = loop.recover(federation, history, recoverer, federation.malicious)
     recovered = [*recoverer.trajectory, result.global_weights.double().numpy()]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrec.exceptions import HistoryError
 from fedrec.history.codecs import Codec, Encoded, Float32Codec
 from fedrec.history.codecs.rows import map_rows
 from fedrec.history.lmdb.records import (
@@ -16,7 +17,7 @@ from fedrec.history.lmdb.records import (
     BUFFERS,
     FLOAT32,
     GLOBAL_WEIGHTS,
-    Recording,
+    StoredManifest,
 )
 from fedrec.history.rounds import RoundArrays, largest_magnitudes, not_finite
 
@@ -55,7 +56,7 @@ class Value(NamedTuple):
     known: float | Row | None = None
 
 
-def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
+def values_of(record: RoundArrays, recording: StoredManifest) -> list[Value]:
     """List a round's vectors in the order of their keys.
 
     Raises:
@@ -85,7 +86,7 @@ def values_of(record: RoundArrays, recording: Recording) -> list[Value]:
     return values
 
 
-def encode(recording: Recording, t: int, value: Value) -> Stored:
+def encode(recording: StoredManifest, t: int, value: Value) -> Stored:
     """Return the record of a vector of round `t`.
 
     Raises:
@@ -93,9 +94,10 @@ def encode(recording: Recording, t: int, value: Value) -> Stored:
     """
     row = value.known
     if not isinstance(row, Row):
-        row = _encode_row(value.codec, value.vector, row)
-    if not math.isfinite(row.largest):
-        raise not_finite(t, f"the update of `{recording.client_ids[value.client_index]}`")
+        largest = _largest(value.vector) if row is None else row
+        if not math.isfinite(largest):
+            raise not_finite(t, f"the update of `{recording.client_ids[value.client_index]}`")
+        row = _encode_row(value.codec, value.vector, largest)
     payload, max_error = row.encoded
     bound = math.nextafter(row.largest + max_error, math.inf) if max_error else row.largest
     data, checksum = recording.pack(
@@ -114,20 +116,28 @@ def encode_rows(
 
     Returns:
         Each row as it is to be stored, and all as they will be read, shape $(m, d)$.
+
+    Raises:
+        HistoryError: If an update has a number that is not finite.
     """
     decoded = np.empty_like(updates)
 
     def there_and_back(k: int) -> Row:
-        row = _encode_row(codec, updates[k])
+        largest = _largest(updates[k])
+        if not math.isfinite(largest):
+            raise HistoryError(f"Expected `updates` to be finite, but got {largest} in row {k}.")
+        row = _encode_row(codec, updates[k], largest)
         codec.decode(memoryview(row.encoded.payload), decoded[k])
         return row
 
     return map_rows(there_and_back, range(len(updates)), updates.nbytes), decoded
 
 
-def _encode_row(codec: Codec, vector: NDArray[np.float32], largest: float | None = None) -> Row:
-    if largest is None:
-        largest = float(largest_magnitudes(vector[None])[0])
+def _largest(vector: NDArray[np.float32]) -> float:
+    return float(largest_magnitudes(vector[None])[0])
+
+
+def _encode_row(codec: Codec, vector: NDArray[np.float32], largest: float) -> Row:
     return Row(codec.encode_known(np.ascontiguousarray(vector), largest), largest)
 
 
@@ -145,7 +155,7 @@ def split(values: list[Value], num_bytes: int) -> Iterator[list[Value]]:
 
 
 def round_entry(
-    record: RoundArrays, recording: Recording, previous: str, stored: dict[int, Stored]
+    record: RoundArrays, recording: StoredManifest, previous: str, stored: dict[int, Stored]
 ) -> dict[str, Any]:
     """Return the round record."""
     index = recording.indices

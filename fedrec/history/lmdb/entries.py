@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import compress
 from typing import Any
 
-from fedrec.history.lmdb.records import BUFFERS, GLOBAL_WEIGHTS, ROUND, Recording
+from fedrec.history.lmdb.records import BUFFERS, GLOBAL_WEIGHTS, ROUND, StoredManifest
 
 __all__ = ["read_entry"]
 
@@ -17,7 +17,7 @@ _CHECKSUM = re.compile("[0-9a-f]{16}")
 
 
 def read_entry(
-    payload: bytes | memoryview, recording: Recording, t: int, file_bytes: int
+    payload: bytes | memoryview, recording: StoredManifest, t: int, file_bytes: int
 ) -> dict[str, Any]:
     """Read the round record of round `t`.
 
@@ -60,27 +60,27 @@ def read_entry(
     return result
 
 
-Fits = Callable[[Any, Recording], bool]
+Fits = Callable[[Any, StoredManifest], bool]
 
 
-def _is_text(value: Any, _: Recording) -> bool:
+def _is_text(value: Any, _: StoredManifest) -> bool:
     return isinstance(value, str)
 
 
-def _is_checksum(value: Any, _: Recording) -> bool:
+def _is_checksum(value: Any, _: StoredManifest) -> bool:
     return isinstance(value, str) and _CHECKSUM.fullmatch(value) is not None
 
 
-def _is_size(value: Any, _: Recording) -> bool:
+def _is_size(value: Any, _: StoredManifest) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_refusal(value: Any, recording: Recording) -> bool:
+def _is_refusal(value: Any, recording: StoredManifest) -> bool:
     index, reason = value
     return _are_clients([index], recording) and isinstance(reason, str)
 
 
-def _is_departure(value: Any, recording: Recording) -> bool:
+def _is_departure(value: Any, recording: StoredManifest) -> bool:
     client, difference = value["client"], value["difference"]
     return (
         set(value) == {"round", "reason", "client", "difference"}
@@ -108,11 +108,11 @@ def _are(value: Any, *types: type) -> bool:
     return isinstance(value, list) and set(types).issuperset(map(type, value))
 
 
-def _are_sizes(value: Any, _: Recording) -> bool:
+def _are_sizes(value: Any, _: StoredManifest) -> bool:
     return _are(value, int) and (not value or (min(value) >= 0 and max(value) < 2**63))
 
 
-def _are_clients(value: Any, recording: Recording) -> bool:
+def _are_clients(value: Any, recording: StoredManifest) -> bool:
     return (
         _are(value, int)
         and (not value or (min(value) >= 0 and max(value) < len(recording.client_ids)))
@@ -120,11 +120,11 @@ def _are_clients(value: Any, recording: Recording) -> bool:
     )
 
 
-def _are_checksums(value: Any, _: Recording) -> bool:
+def _are_checksums(value: Any, _: StoredManifest) -> bool:
     return _are(value, str, type(None)) and all(map(_CHECKSUM.fullmatch, _there(value)))
 
 
-def _are_magnitudes(value: Any, _: Recording) -> bool:
+def _are_magnitudes(value: Any, _: StoredManifest) -> bool:
     return (
         _are(value, int, float, type(None))
         and all(map(math.isfinite, _there(value)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import MANIFEST, Recording, digest, key
+from fedrec.history.lmdb.records import MANIFEST, StoredManifest, digest, key
 from fedrec.history.lmdb.space import require_room_for_all
 from fedrec.history.lmdb.writing import append
 from fedrec.history.manifest import Manifest
@@ -128,12 +129,12 @@ class LMDBHistory(HistoryStore):
     ) -> None:
         self._environment: Environment | None = None
         self._lock: WriterLock | None = None
-        self._recording: Recording | None = None
+        self._recording: StoredManifest | None = None
         # Next round, and hash of the round record before.
         self._tail: tuple[int, str] | None = None
         self._unsynced = 0  # rounds written
-        # What `as_stored` made of the updates of the round that is to be written next.
-        self._encoded: tuple[Tensor, list[Row]] | None = None
+        # What `as_stored` made of updates, by their identity, until they are written or gone.
+        self._encoded: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
         self.path = Path(path)
@@ -180,7 +181,7 @@ class LMDBHistory(HistoryStore):
         if self.master_key is not None:
             manifest = dataclasses.replace(manifest, encryption=CIPHER)
             master = master_key(self.master_key, self._directory)
-        recording = Recording(str(self.path), manifest)
+        recording = StoredManifest(str(self.path), manifest)
         self._check_empty()
         require_room_for_all(self._directory, recording.manifest, self.map_size)
         self.close()  # what this store had open before, if that was deleted
@@ -271,7 +272,7 @@ class LMDBHistory(HistoryStore):
     def as_stored(self, updates: Tensor) -> Tensor:
         """Return updates that are to be written as `read_round` would return them afterwards.
 
-        They are encoded for that. When the round with these updates is written next, it is not done
+        They are encoded for that; when a round with these very updates is written, it is not done
         again.
 
         Args:
@@ -288,7 +289,8 @@ class LMDBHistory(HistoryStore):
         from fedrec.history.conversion import to_array
 
         rows, decoded = encode_rows(codec, to_array(updates))
-        self._encoded = updates, rows
+        key, encoded = id(updates), self._encoded
+        encoded[key] = weakref.ref(updates, lambda _: encoded.pop(key, None)), rows
         return torch.from_numpy(decoded).to(updates.device)
 
     def to_arrays(self, record: RoundRecord) -> RoundArrays:
@@ -298,11 +300,8 @@ class LMDBHistory(HistoryStore):
             ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
         """
         arrays = super().to_arrays(record)
-        encoded = self._encoded
-        if encoded is None or encoded[0] is not record.updates:
-            return arrays
-        self._encoded = None
-        return dataclasses.replace(arrays, encoded=encoded[1])
+        encoded = self._encoded.pop(id(record.updates), None)
+        return arrays if encoded is None else dataclasses.replace(arrays, encoded=encoded[1])
 
     @property
     def is_locked(self) -> bool:
@@ -366,7 +365,8 @@ class LMDBHistory(HistoryStore):
         """Let go of the files and of the right to write. The history can be used again."""
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
-        self._recording = self._tail = self._encoded = None
+        self._recording = self._tail = None
+        self._encoded.clear()
         unsynced, self._unsynced = self._unsynced, 0
         try:
             if unsynced and environment is not None and environment.pid == os.getpid():
@@ -384,8 +384,9 @@ class LMDBHistory(HistoryStore):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail", "_encoded"))
-        return {**self.__dict__, **unshared, "_unsynced": 0, "path": self._directory}
+        unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
+        fresh = {"_encoded": {}, "_unsynced": 0, "path": self._directory}
+        return {**self.__dict__, **unshared, **fresh}
 
     def _check_empty(self) -> None:
         if not self.is_empty:
@@ -412,7 +413,7 @@ class LMDBHistory(HistoryStore):
         self._open().sync()
         self._unsynced = 0
 
-    def _load(self) -> Recording:
+    def _load(self) -> StoredManifest:
         if self._recording is None:
             recording = load(str(self.path), self._open(), self.master_key)
             if self.codec not in (None, recording.codec.name):

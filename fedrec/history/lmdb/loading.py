@@ -8,12 +8,12 @@ from fedrec.history.lmdb.damage import DamagedRecordError
 from fedrec.history.lmdb.encryption import Keys, master_key
 from fedrec.history.lmdb.environment import Environment
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import MANIFEST, Recording, key
+from fedrec.history.lmdb.records import MANIFEST, StoredManifest, key
 
 __all__ = ["load"]
 
 
-def load(history: str, environment: Environment, source: str | None = None) -> Recording:
+def load(history: str, environment: Environment, source: str | None = None) -> StoredManifest:
     """Read what a history was begun with, and its keys if it is encrypted.
 
     Args:
@@ -28,7 +28,7 @@ def load(history: str, environment: Environment, source: str | None = None) -> R
     """
     with environment.read() as txn:
         found = environment.cursor(txn, "meta").get(key(0, MANIFEST), b"")
-        recording = Recording.load(history, bytes(found))
+        recording = StoredManifest.load(history, bytes(found))
     if recording.manifest.encryption is not None:
         master = master_key(source, environment.directory)
         if master is not None:
@@ -42,7 +42,7 @@ def load(history: str, environment: Environment, source: str | None = None) -> R
     return recording
 
 
-def _load_forgotten(recording: Recording, environment: Environment) -> None:
+def _load_forgotten(recording: StoredManifest, environment: Environment) -> None:
     if not recording.is_locked:
         with environment.read() as txn:
             try:

@@ -24,7 +24,7 @@ from fedrec.history.lmdb.records import (
     GLOBAL_WEIGHTS,
     REPAIRS,
     ROUND,
-    Recording,
+    StoredManifest,
     digest,
     key,
 )
@@ -45,7 +45,7 @@ class Snapshot:
 
     def __init__(
         self,
-        recording: Recording,
+        recording: StoredManifest,
         environment: Environment,
         txn: lmdb.Transaction[memoryview],
     ) -> None:

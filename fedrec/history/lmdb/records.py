@@ -28,7 +28,7 @@ from fedrec.history.lmdb.encryption import CIPHER, OVERHEAD, VARIABLE, Keys, Tam
 from fedrec.history.manifest import FORMAT_VERSION, Manifest
 from fedrec.history.retention import Retention
 
-__all__ = ["Recording"]
+__all__ = ["StoredManifest"]
 
 JSON, FLOAT32 = 0, 1  # what a payload decodes to
 SEALED = 0x80  # added to it where the payload is encrypted
@@ -61,8 +61,8 @@ class _Header(NamedTuple):
     store_id: bytes
 
 
-class Recording:
-    """The manifest of a history, and the records that belong to it.
+class StoredManifest:
+    """The manifest of a history as it is stored, and the records that belong to it.
 
     Args:
         history: How errors name the history.
@@ -108,7 +108,7 @@ class Recording:
         self.record, _ = self.pack(0, MANIFEST, text.encode())
 
     @classmethod
-    def load(cls, history: str, record: bytes) -> Recording:
+    def load(cls, history: str, record: bytes) -> StoredManifest:
         """Read the record of a manifest. An encrypted history is without its keys then.
 
         Raises:

@@ -12,7 +12,7 @@ from fedrec.history.codecs import Codec, Float32Codec
 from fedrec.history.codecs.rows import map_rows
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.records import FLOAT32, Recording, key
+from fedrec.history.lmdb.records import FLOAT32, StoredManifest, key
 
 __all__ = ["EXACT", "VectorReader", "Wanted"]
 
@@ -39,7 +39,7 @@ class VectorReader:
     """
 
     def __init__(
-        self, recording: Recording, environment: Environment, txn: lmdb.Transaction[memoryview]
+        self, recording: StoredManifest, environment: Environment, txn: lmdb.Transaction[memoryview]
     ) -> None:
         self._recording = recording
         self._environment = environment

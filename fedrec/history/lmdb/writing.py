@@ -8,7 +8,7 @@ from functools import partial
 from fedrec.history.codecs.rows import stream_rows
 from fedrec.history.lmdb.encoding import Stored, encode, round_entry, split, values_of
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.records import ROUND, Recording, canonical, digest, key
+from fedrec.history.lmdb.records import ROUND, StoredManifest, canonical, digest, key
 from fedrec.history.lmdb.space import require_room
 from fedrec.history.rounds import RoundArrays
 
@@ -17,7 +17,7 @@ __all__ = ["append"]
 
 def append(
     record: RoundArrays,
-    recording: Recording,
+    recording: StoredManifest,
     environment: Environment,
     previous: str,
     transaction_bytes: int,

@@ -8,14 +8,16 @@ from fedrec.exceptions import HistoryCorruptedError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import NAMES, ROUND, Recording, digest
+from fedrec.history.lmdb.records import NAMES, ROUND, StoredManifest, digest
 
 __all__ = ["check"]
 
 BROKEN_CHAIN = "the chain is broken, it does not follow the one before it"
 
 
-def check(recording: Recording, environment: Environment) -> Iterator[tuple[int, list[Damage]]]:
+def check(
+    recording: StoredManifest, environment: Environment
+) -> Iterator[tuple[int, list[Damage]]]:
     """Read everything, and follow the chain of hashes from the manifest to the last round.
 
     Of an encrypted history without keys, each record is compared with its checksum, and no more.

@@ -19,7 +19,7 @@ from fedrec.history.lmdb.records import (
     GLOBAL_WEIGHTS,
     MANIFEST,
     ROUND,
-    Recording,
+    StoredManifest,
     canonical,
     digest,
     key,
@@ -39,9 +39,9 @@ Reason = Callable[[int, int], str | None]
 
 
 def copy_rounds(
-    recording: Recording,
+    recording: StoredManifest,
     environment: Environment,
-    copied: Recording,
+    copied: StoredManifest,
     new: Path,
     rounds: int,
     reason: Reason,
@@ -77,7 +77,7 @@ def copy_rounds(
         target.release()
 
 
-def require_whole(new: Path, recording: Recording, progress: Progress | None) -> None:
+def require_whole(new: Path, recording: StoredManifest, progress: Progress | None) -> None:
     """Read a new file back before it takes the place of another."""
     environment = Environment.acquire(new, None)
     try:
@@ -115,7 +115,7 @@ def _copy_round(
     snapshot: Snapshot,
     entry: dict[str, Any],
     target: Environment,
-    copied: Recording,
+    copied: StoredManifest,
     blurred: bool,
 ) -> str:
     """Write the round of an edited round record; return the new hash of that."""

@@ -22,7 +22,7 @@ from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
 from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import NAMES, ROUND, Recording, canonical, digest
+from fedrec.history.lmdb.records import NAMES, ROUND, StoredManifest, canonical, digest
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import BROKEN_CHAIN
 from fedrec.history.tools.info import history_folder
@@ -223,7 +223,7 @@ def _arrays(snapshot: Snapshot, entry: dict[str, Any]) -> dict[str, NDArray[Any]
     return found
 
 
-def _text(recording: Recording, texts: tuple[str, ...] | list[str]) -> NDArray[np.str_]:
+def _text(recording: StoredManifest, texts: tuple[str, ...] | list[str]) -> NDArray[np.str_]:
     found = np.array(texts, dtype="<U" if texts else "<U1")
     if found.tolist() != list(texts):  # NumPy drops zeros at the end
         raise HistoryError(

@@ -25,7 +25,7 @@ from fedrec.history.lmdb.encryption import destroy
 from fedrec.history.lmdb.environment import Environment, beside, put_in_place
 from fedrec.history.lmdb.errors import full_disk
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, Recording
+from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
 from fedrec.history.tools.check import check
 from fedrec.history.tools.copying import Progress, copy_rounds, require_whole
 from fedrec.history.tools.export import exported
@@ -165,7 +165,7 @@ class _Found:
 
     @classmethod
     def collect(
-        cls, clients: Sequence[str], recording: Recording, environment: Environment
+        cls, clients: Sequence[str], recording: StoredManifest, environment: Environment
     ) -> _Found:
         """Read what is left of the clients' updates."""
         found = cls(updates=dict.fromkeys(clients, 0))
@@ -199,7 +199,7 @@ class _Found:
 
 def _require_whole_without(
     clients: tuple[str, ...],
-    recording: Recording,
+    recording: StoredManifest,
     environment: Environment,
     progress: Progress | None,
 ) -> None:
@@ -236,7 +236,7 @@ def _remove_others(run: Path, directory: Path, clients: tuple[str, ...]) -> list
 
 def _rewrite(
     directory: Path,
-    recording: Recording,
+    recording: StoredManifest,
     environment: Environment,
     found: _Found,
     when: str,

@@ -27,7 +27,7 @@ from fedrec.history.lmdb.encryption import master_key as read_master_key
 from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_place
 from fedrec.history.lmdb.history import LMDBHistory
 from fedrec.history.lmdb.lock import WriterLock
-from fedrec.history.lmdb.records import FORGOTTEN, MANIFEST, REPAIRS, Recording, canonical, key
+from fedrec.history.lmdb.records import FORGOTTEN, MANIFEST, REPAIRS, StoredManifest, canonical, key
 from fedrec.history.lmdb.space import require_room_for_all
 from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
@@ -109,7 +109,7 @@ def import_history(
     if master is not None:
         manifest = replace(manifest, encryption=CIPHER)
         keys = Keys.create(str(path), manifest.clients, master)
-    recording = Recording(str(path), manifest, keys)
+    recording = StoredManifest(str(path), manifest, keys)
     recording.forgotten = {one["client_id"]: one["when"] for one in content["forgotten"]}
     if (directory / DATA).exists():
         raise HistoryFormatError(f"`{directory}` already holds a history. HINT: use another path.")
@@ -178,7 +178,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         checksum = checksum_of({k: v for k, v in raw.items() if k != "sha256"})
         manifest = Manifest.from_json(json.dumps(raw["manifest"]))
-        Recording("the export", manifest)  # codec and policy are known
+        StoredManifest("the export", manifest)  # codec and policy are known
     except (HistoryFormatError, ConfigurationError):
         raise
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
@@ -221,7 +221,7 @@ def _read_round(
     path: Path,
     entry: Mapping[str, Any],
     t: int,
-    recording: Recording,
+    recording: StoredManifest,
     files: list[dict[str, Any]],
 ) -> RoundArrays:
     """Read the file of a round, and check all that can be checked."""
@@ -254,7 +254,7 @@ def _read_round(
 
 
 def _round(
-    path: Path, arrays: Mapping[str, Any], t: int, recording: Recording, num_rounds: int
+    path: Path, arrays: Mapping[str, Any], t: int, recording: StoredManifest, num_rounds: int
 ) -> RoundArrays:
     """Put a round together that the history can have had."""
     present, kept, updates = arrays["present"], arrays["client_ids"], arrays["updates"]
@@ -303,7 +303,7 @@ def _round(
     return made
 
 
-def _departure(path: Path, texts: list[str], recording: Recording) -> dict[str, Any]:
+def _departure(path: Path, texts: list[str], recording: StoredManifest) -> dict[str, Any]:
     """Read why the executor had left its plan; what it says is checked when the round is read."""
     try:
         found = json.loads(texts[0])
@@ -314,7 +314,7 @@ def _departure(path: Path, texts: list[str], recording: Recording) -> dict[str, 
         refuse(path, f"what it says of the execution cannot be read ({error})", error)
 
 
-def _require_exact(recording: Recording, updates: NDArray[np.float32]) -> None:
+def _require_exact(recording: StoredManifest, updates: NDArray[np.float32]) -> None:
     """Check that the history's codec gives back just these numbers."""
     codec = recording.codec
     if codec.lossless:

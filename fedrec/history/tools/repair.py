@@ -20,7 +20,7 @@ from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_pl
 from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.reading import Snapshot
-from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, Recording
+from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
 from fedrec.history.tools.check import BROKEN_CHAIN, check
 from fedrec.history.tools.copying import Progress, copy_rounds, require_whole
 from fedrec.history.tools.info import history_folder
@@ -198,7 +198,7 @@ def repair(
         dropped = tuple((t, c) for t in range(rounds) for c in ids if (t, c) in lost)
         done = {"rounds_before": len(stored), "rounds": rounds, "dropped": dropped}
         manifest = dataclasses.replace(recording.manifest, store_id=uuid.uuid4().hex)
-        copied = Recording(recording.history, manifest, recording.keys)
+        copied = StoredManifest(recording.history, manifest, recording.keys)
         repairs, forgotten = _lists(recording, environment)
         lists = {REPAIRS: {"repairs": [*repairs, done]}}
         if forgotten:
@@ -235,7 +235,7 @@ def _rounds_left(damage: list[Damage], stored: list[int]) -> int:
 
 
 def _lists(
-    recording: Recording, environment: Environment
+    recording: StoredManifest, environment: Environment
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the lists of repairs and of forgotten clients, empty if they are damaged."""
     found = []
@@ -252,7 +252,7 @@ def _lists(
 @contextmanager
 def alone(
     path: str | os.PathLike[str], master_key: str | None = None, *, forgetting: bool = False
-) -> Iterator[tuple[Path, Recording, Environment]]:
+) -> Iterator[tuple[Path, StoredManifest, Environment]]:
     """Open a history that nobody else has open, and keep it so.
 
     Args:

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from fedrec.functional.kernels._numba_estimates import combine, weighted_sum
+from fedrec.functional.kernels._numba_estimates import combine
 from fedrec.functional.kernels._numba_pairs import dots, push
 
 SIZES = [(1, 1, 1, 5), (4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 4097), (9, 7, 1, 8194)]
@@ -35,18 +35,6 @@ def test_against_float64(c: int, b: int, s: int, d: int) -> None:
     exact += np.einsum("ks,ksd->kd", own.astype(float), delta_g[clients])
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
     assert np.array_equal(largest, np.abs(out).max(axis=1))
-
-
-@pytest.mark.parametrize(("c", "b", "s", "d"), SIZES)
-def test_weighted_sum_is_that_of_the_combinations(c: int, b: int, s: int, d: int) -> None:
-    arguments = problem(c, b, s, d)
-    weights = np.linspace(-1, 2, c, dtype=np.float32)
-    out = np.empty((c, d), np.float32)
-    largest = combine(*arguments, out, 1)
-    total, found = weighted_sum(*arguments, weights, 1)
-    exact = weights.astype(float) @ out
-    np.testing.assert_allclose(total, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
-    np.testing.assert_allclose(found, largest, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 3), (7, 5, 4096), (9, 9, 9000), (3, 8, 4097)])
@@ -107,13 +95,6 @@ def test_bits_do_not_depend_on_threads(num_threads: int) -> None:
     largest = combine(*arguments, one, 1)
     assert np.array_equal(combine(*arguments, other, num_threads), largest)
     assert np.array_equal(one, other)
-    weights = np.linspace(-1, 2, c, dtype=np.float32)
-    for a, b in zip(
-        weighted_sum(*arguments, weights, 1),
-        weighted_sum(*arguments, weights, num_threads),
-        strict=True,
-    ):
-        assert np.array_equal(a, b)
     v, rows = arguments[1], np.arange(c)
     assert np.array_equal(dots(one, rows, v, 1), dots(one, rows, v, num_threads))
 
@@ -121,11 +102,7 @@ def test_bits_do_not_depend_on_threads(num_threads: int) -> None:
 def test_what_is_not_finite_is_seen() -> None:
     updates, *rest = problem(4, 3, 2, 9000)
     updates[1, 7], updates[2, 8999] = np.nan, -np.inf
-    weights = np.ones(4, np.float32)
-    for largest in (
-        combine(updates, *rest, np.empty((4, 9000), np.float32), 1),
-        weighted_sum(updates, *rest, weights, 2)[1],
-    ):
-        assert np.isfinite(largest).tolist() == [True, False, False, True]
-        assert np.isnan(largest[1])
-        assert largest[2] == np.inf
+    largest = combine(updates, *rest, np.empty((4, 9000), np.float32), 1)
+    assert np.isfinite(largest).tolist() == [True, False, False, True]
+    assert np.isnan(largest[1])
+    assert largest[2] == np.inf

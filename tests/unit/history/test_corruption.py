@@ -18,7 +18,7 @@ import pytest
 from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFormatError
 from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.lmdb import records as recording
-from fedrec.history.lmdb.records import Recording, canonical
+from fedrec.history.lmdb.records import StoredManifest, canonical
 from fedrec.history.rounds import RoundArrays
 
 WEIGHTS, AGGREGATE, ROUND = (2**32 - i for i in (4, 3, 1))
@@ -177,7 +177,7 @@ def test_value_of_another_commit_is_found(
     """A record that is right in itself, but not the one that the round was committed with."""
     path = recorded(num_rounds=3)
     vector = np.zeros(2000, np.float32)
-    forged, _ = Recording("x", manifest).pack(
+    forged, _ = StoredManifest("x", manifest).pack(
         1, 2, memoryview(vector.tobytes()), codec=1, dtype=1, size=2000
     )
     with database(path, "updates") as (txn, db):
@@ -196,7 +196,7 @@ def test_forged_round_record_breaks_the_chain(
         record = txn.get(key(1, ROUND), db=db)
         assert record is not None
         text = record[48:].replace(b'"num_samples":[10,', b'"num_samples":[90,')
-        forged, _ = Recording("x", manifest).pack(1, ROUND, text)
+        forged, _ = StoredManifest("x", manifest).pack(1, ROUND, text)
         txn.put(key(1, ROUND), forged, db=db)
     store = LMDBHistory(path)
     assert store.read(1).num_samples.tolist() == [90, 10, 10, 10, 10]

@@ -42,7 +42,7 @@ from fedrec.history import (
     register_derived,
     repair,
 )
-from fedrec.history.lmdb.records import FORGOTTEN, Recording
+from fedrec.history.lmdb.records import FORGOTTEN, StoredManifest
 from fedrec.history.rounds import RoundArrays
 from fedrec.models import MLP
 from fedrec.recipe import load_recipe
@@ -215,7 +215,7 @@ def test_who_was_forgotten_when_is_chained(run: Callable[..., Path], manifest: M
         [entries[1], entries[0], entries[2]],
     ]
     for changed, bad in zip(forged, (3, 1, 2, 1), strict=True):
-        record, _ = Recording("x", manifest).pack(
+        record, _ = StoredManifest("x", manifest).pack(
             0, FORGOTTEN, json.dumps({"forgotten": changed}).encode()
         )
         with lmdb.open(str(path), max_dbs=4, map_size=2**30) as env:

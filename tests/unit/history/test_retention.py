@@ -145,9 +145,7 @@ def test_what_is_kept_is_there_and_nothing_else(
             assert history.index(t).bounds == bounds
             if len(kept) < 4:
                 lost = next(c for c in IDS[:4] if c not in kept)
-                with pytest.raises(
-                    RoundNotFoundError, match=rf"keeps updates of .*`index\({t}\)\.kept`"
-                ):
+                with pytest.raises(RoundNotFoundError, match=rf"`index\({t}\)\.kept`"):
                     history.read_round(t)
                 with pytest.raises(RoundNotFoundError, match=lost):
                     history.read_round(t, [lost])
@@ -313,7 +311,7 @@ def test_a_client_whose_update_was_not_kept_is_asked(
 ) -> None:
     federation, history = recorded_with(keep)
     method = FedRecover(
-        warmup_rounds=4, correction_period=None, final_rounds=2, estimate="history",
+        warmup_rounds=4, correction_period=None, final_rounds=2, estimator="history",
         tolerance_rate=None,
     )  # fmt: skip
     with caplog.at_level(logging.WARNING, "fedrec"):
@@ -358,9 +356,9 @@ def test_pairs_come_from_rounds_that_were_kept(tmp_path: Path) -> None:
             loop().record(federation, FedAvg(), history, max_rounds=30, server_lr=0.3)
             result = loop().recover(federation, history, method, ["q4"])
         seen[name] = [(e.client_id, e.round) for e in result.ledger.entries]
-        slots = method._pairs.stamp[[c in kept for c in ("q0", "q1", "q2", "q3")]]
+        slots = method.estimator._pairs.stamp[[c in kept for c in ("q0", "q1", "q2", "q3")]]
         assert slots.max() == 25  # the last correction
-        lost = method._pairs.stamp[[c not in kept for c in ("q0", "q1", "q2", "q3")]]
+        lost = method.estimator._pairs.stamp[[c not in kept for c in ("q0", "q1", "q2", "q3")]]
         assert lost.max() == (25 if name == "all" else -1)
     exact = [t for t in range(30) if method.exact_reason(t, 30) is not None]
     assert [t for c, t in seen["all"] if c in kept] == [t for t in exact for _ in kept]
@@ -373,7 +371,7 @@ def test_recoveries_that_would_be_another_method_are_refused() -> None:
     federation, history = recorded_with({"last": 5})
     for method, told in (
         (FedRecover(warmup_rounds=4, final_rounds=5), "ask for all 76 of them"),
-        (FedRecover(warmup_rounds=4, buffer="paper"), "needs all 120 updates .* keeps 20"),
+        (FedRecover(warmup_rounds=4, estimator="paper"), "needs all 120 updates .* keeps 20"),
     ):
         with pytest.raises(ConfigurationError, match=told):
             loop().recover(federation, history, method, ["q4"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, HistoryFormatError
 from fedrec.history import Codec, Encoded, LMDBHistory, Manifest, register_codec
 from fedrec.history.codecs import CODECS, Float16Codec
-from fedrec.history.lmdb.records import Recording
+from fedrec.history.lmdb.records import StoredManifest
 from fedrec.history.rounds import RoundArrays
 
 D, ROUND = 2000, 2**32 - 1
@@ -216,7 +216,7 @@ def test_payload_that_makes_no_sense(
     """Even with all checksums right, what is no vector is an error that says where it is."""
     path = stored(codec)
     store = LMDBHistory(path)
-    recording: Recording = store._load()
+    recording: StoredManifest = store._load()
     environment = store._open()
     data, checksum = recording.pack(1, 2, payload, codec=recording.codec.id, dtype=1, size=D)
     entry = json.loads(values_of(store)[48:])

@@ -21,7 +21,7 @@ from fedrec.exceptions import (
     HistoryLockedError,
 )
 from fedrec.history import LMDBHistory, Manifest, compact, info, repair
-from fedrec.history.lmdb.records import Recording
+from fedrec.history.lmdb.records import StoredManifest
 from fedrec.history.rounds import RoundArrays
 from fedrec.history.tools import repair as maintenance
 
@@ -51,7 +51,7 @@ def forge_round(path: Path, manifest: Manifest, t: int) -> None:
             assert record is not None
             entry = json.loads(record[48:])
             entry["num_samples"][0] = 90
-            forged, _ = Recording("x", manifest).pack(
+            forged, _ = StoredManifest("x", manifest).pack(
                 t, ROUND, json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
             )
             txn.put(struct.pack(">II", t, ROUND), forged, db=db)

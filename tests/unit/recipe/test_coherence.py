@@ -14,7 +14,6 @@ from fedrec.recipe import load_recipe, run
 from fedrec.recipe.points import sweep_points
 from fedrec.recipe.schema import build_parts
 from fedrec.recoverers import FedRecover
-from fedrec.recoverers._fedrecover_checks import check_rounds
 
 _RECIPE = """
 data: {class_path: Digits, init_args: {num_clients: 5}}
@@ -162,14 +161,14 @@ def test_methods_of_ones_own_speak_for_themselves(
 
 def test_rounds_of_fedrecover() -> None:
     new = FedRecover(warmup_rounds=3, final_rounds=2, start_round=4)
-    assert check_rounds(new, 10) is None  # one round in between
-    assert check_rounds(new, 9) == (
+    assert new.check_plan(10, None) is None  # one round in between
+    assert new.check_plan(9, None) == (
         "FedRecover asks all clients in each of the 5 rounds from round 4 on, so it estimates "
         "nothing and spares them nothing (warmup_rounds=3, final_rounds=2, correction_period=10). "
         "HINT: lower these, or record more rounds."
     )
     with pytest.raises(ConfigurationError, match="less than the 4 rounds of the recovery"):
-        check_rounds(new, 4)
+        new.check_plan(4, None)
     with pytest.raises(ConfigurationError, match="true, false, or an integer of at least 1"):
         FedRecover(diagnose=0)
 

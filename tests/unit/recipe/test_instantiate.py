@@ -249,9 +249,10 @@ def test_no_text_is_made_up_for_a_constructor(
 @pytest.mark.parametrize("buffer_size", [-1, "x"])
 def test_what_does_not_fit_to_a_stand_in_is_not_a_mistake(buffer_size: Any) -> None:
     # Two warm-up rounds are too few for the two pairs by default, but not for one pair.
-    arguments = {"buffer_size": buffer_size, "warmup_rounds": 2, "final_rounds": -3}
+    estimator = {"class_path": "PairedLBFGS", "init_args": {"buffer_size": buffer_size}}
+    arguments = {"estimator": estimator, "warmup_rounds": 2, "final_rounds": -3}
     _, errors = build({"class_path": "FedRecover", "init_args": arguments}, Recoverer)
     assert sorted(error.partition(":")[0] for error in errors) == [
-        "slot.init_args.buffer_size",
+        "slot.init_args.estimator.init_args.buffer_size",
         "slot.init_args.final_rounds",
     ]

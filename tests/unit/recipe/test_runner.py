@@ -231,7 +231,7 @@ def test_other_recoverers_reuse_the_recording(recipe_file: Path, copied: Path) -
     scratch = (copied / "recover" / "TrainFromScratch" / "result.json").read_bytes()
     override = (
         "recoverers=[TrainFromScratch, {class_path: FedRecover, label: FedRecover w/o correction, "
-        "init_args: {warmup_rounds: 4, final_rounds: 0, estimate: null}}]"
+        "init_args: {warmup_rounds: 4, final_rounds: 0, estimator: none}}]"
     )
     results = run(load_recipe(recipe_file, [override]), output_dir=copied.parent, progress=False)
     assert [m["name"] for m in results["methods"]] == [
@@ -501,14 +501,14 @@ def test_arguments_at_their_defaults_make_no_other_recovery(
     written = (
         "recoverers=[{class_path: fedrec.recoverers.FedRecover, label: FedRecover w/o correction, "
         "init_args: {warmup_rounds: 3, correction_period: null, final_rounds: 1, "
-        "tolerance_rate: null, buffer_size: 2}}, {class_path: TrainFromScratch, init_args: {}}]"
+        "tolerance_rate: null, estimator: paired}}, {class_path: TrainFromScratch, init_args: {}}]"
     )
     before = {path: path.read_bytes() for path in copied.rglob("result.json")}
     overrides = [written, "recover={exclude: detected, batch_policy: replay, max_rounds: null}"]
     results = run(load_recipe(recipe_file, overrides), output_dir=copied.parent, progress=False)
     assert len(results["methods"]) == 2
     assert {path: path.read_bytes() for path in copied.rglob("result.json")} == before
-    other = load_recipe(recipe_file, [written.replace("buffer_size: 2", "buffer_size: 1")])
+    other = load_recipe(recipe_file, [written.replace("paired", "paper")])
     RunFolder(copied).open(other, recording_part(other, build_parts(other)), overwrite=False)
     assert not is_done(other, copied)
 

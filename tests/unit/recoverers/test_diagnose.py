@@ -68,7 +68,7 @@ def recovered(
     *callbacks: Callback,
     aggregator=None,
     attack: Attack | None = None,
-    estimate: str = "lbfgs",
+    estimator: str = "paired",
     resume: bool = False,
 ) -> RunResult:
     """Record, and recover without one of the two malicious clients."""
@@ -80,7 +80,7 @@ def recovered(
         correction_period=5,
         final_rounds=1,
         tolerance_rate=0.02,
-        estimate=estimate,
+        estimator=estimator,
         diagnose=diagnose,
     )
     return loop(folder, *callbacks).recover(
@@ -88,11 +88,11 @@ def recovered(
     )
 
 
-@pytest.mark.parametrize("estimate", ["lbfgs", "history"])
+@pytest.mark.parametrize("estimator", ["paired", "history"])
 @pytest.mark.parametrize("aggregator", [FedAvg(), TrimmedMean(trim=1)])
 @pytest.mark.parametrize("attack", [None, TrimAttack(), Mimic()])
-def test_no_bit_and_no_cost_changes(aggregator, attack, estimate) -> None:
-    settings = {"aggregator": aggregator, "attack": attack, "estimate": estimate}
+def test_no_bit_and_no_cost_changes(aggregator, attack, estimator) -> None:
+    settings = {"aggregator": aggregator, "attack": attack, "estimator": estimator}
     plain, compared = recovered(False, **settings), recovered(True, **settings)
     assert torch.equal(plain.global_weights, compared.global_weights)
     assert plain.ledger.entries == compared.ledger.entries
@@ -112,7 +112,7 @@ def test_every_estimate_that_is_used_is_compared() -> None:
 
 
 def test_errors_of_history_reused_are_what_numpy_says() -> None:
-    """With `estimate="history"`, the estimate is the recorded update, known without us."""
+    """With `estimator="history"`, the estimate is the recorded update, known without us."""
     clients, history = federation(), MemoryHistory()
     loop().record(clients, FedAvg(), history, max_rounds=ROUNDS, server_lr=0.2)
     seen: dict[int, np.ndarray] = {}
@@ -122,7 +122,7 @@ def test_errors_of_history_reused_are_what_numpy_says() -> None:
             seen[ctx.round] = ctx.global_weights.double().numpy()
 
     method = FedRecover(
-        warmup_rounds=3, tolerance_rate=None, final_rounds=1, estimate="history", diagnose=True
+        warmup_rounds=3, tolerance_rate=None, final_rounds=1, estimator="history", diagnose=True
     )
     result = loop(None, Watch()).recover(clients, history, method, ["q5"])
     hessians = {
@@ -210,7 +210,7 @@ def test_a_row_survives_the_file(tmp_path: Path) -> None:
             {"diagnose": 0},
             "Expected `diagnose` to be true, false, or an integer of at least 1, but got 0",
         ),
-        ({"diagnose": True, "estimate": None}, "with `estimate=None` there is nothing to compare"),
+        ({"diagnose": True, "estimator": "none"}, "without estimates there is nothing to compare"),
     ],
 )
 def test_mistakes(settings, message: str) -> None:

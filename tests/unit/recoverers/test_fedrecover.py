@@ -12,8 +12,7 @@ from fedrec.federation import Federation
 from fedrec.history import HistoryView, MemoryHistory
 from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
-from fedrec.recoverers import FedRecover, lbfgs
-from fedrec.recoverers.lbfgs import PairedBuffer
+from fedrec.recoverers import FedRecover, PairedLBFGS
 from fedrec.testing.problems import quadratic_federation
 from fedrec.types import CohortUpdates, RoundRecord
 
@@ -73,21 +72,21 @@ def recoverer(**kwargs) -> FedRecover:
     return made
 
 
-@pytest.mark.parametrize("estimate", ["lbfgs", "history"])
+@pytest.mark.parametrize("estimator", ["paired", "history"])
 @pytest.mark.parametrize("threshold", [None, 1e-6])
-def test_records_are_read_once_a_round_and_never_changed(estimate, threshold) -> None:
+def test_records_are_read_once_a_round_and_never_changed(estimator, threshold) -> None:
     ctx = Context()
     before = [r.updates.clone() for r in ctx.records]
-    method = recoverer(estimate=estimate, abnormality_threshold=threshold)
+    method = recoverer(estimator=estimator, abnormality_threshold=threshold)
     for t in range(6):
         sent = ctx.step(method, t)
         assert sent.client_ids == IDS
-        if estimate == "lbfgs" or (t < 3 or threshold):
+        if estimator == "paired" or (t < 3 or threshold):
             expected = before[t] + (ctx.weights - ctx.records[t].global_weights)
         else:
             expected = before[t]
         torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
-    assert ctx.reads == ([0, 1, 2] if estimate == "lbfgs" else []) + [3, 4, 5]
+    assert ctx.reads == [0, 1, 2, 3, 4, 5]
     assert len(ctx.asked) == (6 if threshold else 3)
     assert all(torch.equal(r.updates, b) for r, b in zip(ctx.records, before, strict=True))
 
@@ -101,9 +100,10 @@ def test_only_the_abnormal_client_is_asked_and_adds_a_pair() -> None:
     sent = ctx.step(method, 3)
     assert ctx.asked[3:] == [(3, ("b",), "abnormality")]
     # Its own pairs were of no use, and the new one takes the place of both.
-    assert method._pairs.stamp.sort(dim=1).values.tolist() == [[1, 2], [-1, 3], [1, 2]]
+    assert method.estimator._pairs.stamp.sort(dim=1).values.tolist() == [[1, 2], [-1, 3], [1, 2]]
     expected = ctx.records[3].updates - ctx.records[3].global_weights
     torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+    assert sent.num_samples.tolist() == [1, 1, 1]
 
 
 def test_a_client_that_is_refused_leaves_the_round() -> None:
@@ -116,7 +116,7 @@ def test_a_client_that_is_refused_leaves_the_round() -> None:
     assert sent.client_ids == ("a", "c")
     expected = (ctx.records[3].updates - ctx.records[3].global_weights)[[0, 2]]
     torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
-    assert method._pairs.stamp.max(dim=1).values.tolist() == [3, 2, 3]
+    assert method.estimator._pairs.stamp.max(dim=1).values.tolist() == [3, 2, 3]
 
 
 def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
@@ -135,7 +135,7 @@ def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
 @pytest.mark.parametrize("negative", [False, True])
 def test_negative_curvature_is_used_on_request(negative: bool) -> None:
     ctx = Context(curvature=-1.0)
-    method = recoverer(negative_curvature=negative)
+    method = recoverer(estimator=PairedLBFGS(negative_curvature=negative))
     for t in range(3):
         ctx.step(method, t)
     sent = ctx.step(method, 3)
@@ -152,7 +152,7 @@ def test_negative_curvature_is_used_on_request(negative: bool) -> None:
 
 def test_negative_curvature_is_true_or_false() -> None:
     with pytest.raises(ConfigurationError, match="`negative_curvature` to be true or false"):
-        FedRecover(negative_curvature="any")
+        PairedLBFGS(negative_curvature="any")
 
 
 @pytest.mark.parametrize("tolerance_rate", [0.0, 0.01, 0.1, 0.5])
@@ -162,10 +162,10 @@ def test_the_threshold_is_found_without_reading_rounds_that_cannot_raise_it(
     class Counting(MemoryHistory):
         def __init__(self) -> None:
             super().__init__()
-            self.read: list[int] = []
+            self.reads: list[int] = []
 
         def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
-            self.read.append(t)
+            self.reads.append(t)
             return super().read_round(t, client_ids)
 
     history = Counting()
@@ -179,63 +179,16 @@ def test_the_threshold_is_found_without_reading_rounds_that_cannot_raise_it(
         allowed = int(tolerance_rate * magnitudes.size + 1e-9)
         per_round.append(float(np.sort(magnitudes)[::-1][allowed]))
         largest[t] = float(magnitudes.max())
-    history.read.clear()
+    history.reads.clear()
     recoverer = FedRecover(tolerance_rate=tolerance_rate)
     recoverer.start(HistoryView(history, remaining), 30)
     threshold = recoverer.diagnostics()["abnormality_threshold"]
     assert threshold == max(per_round)
     order = sorted(largest, key=largest.__getitem__, reverse=True)
-    assert history.read == order[: len(history.read)]
-    assert all(largest[t] <= threshold for t in order[len(history.read) :])
+    assert history.reads == order[: len(history.reads)]
+    assert all(largest[t] <= threshold for t in order[len(history.reads) :])
     if tolerance_rate == 0:  # the largest of all decides, and one more shows that it does
-        assert len(history.read) == 2
-
-
-class Mean(FedAvg):
-    """The same mean, of a rule whose rows are needed."""
-
-    def aggregate(self, updates, client_weights=None, ctx=None):
-        return super().aggregate(updates, client_weights, ctx)
-
-
-@pytest.mark.parametrize("abnormal", ["nobody", "some", "everyone"])
-def test_a_weighted_sum_is_estimated_without_its_rows(
-    abnormal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Same weights and costs as with rows, whoever has to be asked."""
-    pytest.importorskip("numba")
-    monkeypatch.setattr(lbfgs, "choose_kernel", lambda *shape: "numba")
-    summed = []
-    original = PairedBuffer.weighted_sum
-    monkeypatch.setattr(PairedBuffer, "weighted_sum", lambda *a: summed.append(1) or original(*a))
-    history = MemoryHistory()
-    loop = FederatedLoop(enable_progress_bar=False, logger=False, seed=3)
-    federation = quadratic_federation(num_clients=6, size=50)
-    loop.record(federation, FedAvg(), history, max_rounds=40, server_lr=0.05)
-    largest = history.read_round(20).updates.abs().amax(dim=1)
-    thresholds = {"nobody": None, "some": float(largest.median()), "everyone": 1e-6}
-    method = FedRecover(
-        warmup_rounds=4,
-        correction_period=10,
-        final_rounds=1,
-        abnormality_threshold=thresholds[abnormal],
-        tolerance_rate=None,
-    )
-    found = {}
-    for rule in (FedAvg(), Mean()):
-        result = loop.recover(federation, history, method, ["q0"], aggregator=rule)
-        found[type(rule)] = result, len(summed)
-        summed.clear()
-    (without, sums), (with_rows, none) = found.values()
-    # 40 rounds without 4 warm-up, 3 corrections, 1 final; twice where some, not all, were asked.
-    assert sums > 32 if abnormal == "some" else sums == 32
-    assert none == 0
-    torch.testing.assert_close(
-        without.global_weights, with_rows.global_weights, rtol=1e-4, atol=1e-5
-    )
-    assert without.ledger.entries == with_rows.ledger.entries
-    assert without.diagnostics == with_rows.diagnostics
-    assert (without.diagnostics["estimated_updates"] < 5 * 32) == (abnormal != "nobody")
+        assert len(history.reads) == 2
 
 
 class Local(MLP):
@@ -253,23 +206,23 @@ class Local(MLP):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "steps", "estimate", "told"),
+    ("optimizer", "steps", "estimator", "told"),
     [
-        ("sgd", {"local_steps": 1}, "lbfgs", None),
-        ("momentum", {"local_steps": 1}, "lbfgs", None),  # its first step is plain SGD's
-        ("adam", {"local_steps": 1}, "lbfgs", "3 by a step of Adam"),
-        ("momentum", {"local_steps": 2}, "lbfgs", "3 by several steps of SGD"),
-        ("sgd", {"local_epochs": 1}, "lbfgs", "3 by several steps of SGD"),
+        ("sgd", {"local_steps": 1}, "paired", None),
+        ("momentum", {"local_steps": 1}, "paired", None),  # its first step is plain SGD's
+        ("adam", {"local_steps": 1}, "paired", "3 by a step of Adam"),
+        ("momentum", {"local_steps": 2}, "paired", "3 by several steps of SGD"),
+        ("sgd", {"local_epochs": 1}, "paired", "3 by several steps of SGD"),
         ("adam", {"local_steps": 1}, "history", None),
     ],
 )
-def test_updates_that_are_no_gradients_are_told_once(optimizer, steps, estimate, told, caplog):
+def test_updates_that_are_no_gradients_are_told_once(optimizer, steps, estimator, told, caplog):
     data = Digits(num_clients=4)  # 337 samples each
     federation = Federation.from_data(data, Local(optimizer), batch_size=200, **steps)
     loop = FederatedLoop(logger=False, enable_progress_bar=False)
     history = MemoryHistory()
     loop.record(federation, FedAvg(), history, max_rounds=5, server_lr=0.1)
-    method = FedRecover(warmup_rounds=3, final_rounds=1, estimate=estimate)
+    method = FedRecover(warmup_rounds=3, final_rounds=1, estimator=estimator)
     with caplog.at_level("WARNING", logger="fedrec"):
         loop.recover(federation, history, method, exclude=["client-0"])
     warned = [r.getMessage() for r in caplog.records if "as if they were gradients" in r.msg]

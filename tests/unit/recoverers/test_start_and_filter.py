@@ -62,7 +62,7 @@ def test_starting_late_is_recovering_from_a_recording_that_starts_there() -> Non
     federation, history = recorded()
     weights = history.read_round(20, ()).global_weights
     _, rest = recorded(ROUNDS - 20, initial=weights)
-    for options in ({}, {"tolerance_rate": None}, {"estimate": "history"}):
+    for options in ({}, {"tolerance_rate": None}, {"estimator": "history"}):
         late, whole = (
             make_loop().recover(
                 federation, store, FedRecover(**SCHEDULE, **start, **options), ["q4"]
@@ -113,8 +113,8 @@ def test_filter_is_relative_distance_and_cosine() -> None:
     assert len({near.sum(), aligned.sum(), both.sum()}) == 3
 
 
-@pytest.mark.parametrize(("rule", "buffer"), [(FedAvg(), "paired"), (Median(), "paper")])
-def test_an_undetected_attacker_is_stopped(rule, buffer: str) -> None:
+@pytest.mark.parametrize(("rule", "estimator"), [(FedAvg(), "paired"), (Median(), "paper")])
+def test_an_undetected_attacker_is_stopped(rule, estimator: str) -> None:
     federation, history = recorded(rule=rule)
 
     def recover(recoverer, attack):
@@ -122,7 +122,7 @@ def test_an_undetected_attacker_is_stopped(rule, buffer: str) -> None:
 
     def fedrecover(update_filter=None):
         return FedRecover(
-            **SCHEDULE, tolerance_rate=None, buffer=buffer, update_filter=update_filter
+            **SCHEDULE, tolerance_rate=None, estimator=estimator, update_filter=update_filter
         )
 
     honest = recover(fedrecover(), None).global_weights
@@ -153,7 +153,7 @@ def test_filtered_updates_are_replaced_by_estimates() -> None:
     federation, history = recorded()
     strict = UpdateFilter(max_distance=1e-12, min_cosine=None)
     recoverer = FedRecover(
-        **SCHEDULE, estimate="history", tolerance_rate=None, update_filter=strict
+        **SCHEDULE, estimator="history", tolerance_rate=None, update_filter=strict
     )
     found = make_loop().recover(federation, history, recoverer, ["q4"], attack=Dormant())
     replayed = make_loop().recover(federation, history, HistoricalOnly(), ["q4"])
@@ -166,7 +166,7 @@ def test_filtered_updates_are_replaced_by_estimates() -> None:
 
 def test_without_estimates_there_is_nothing_to_filter_by() -> None:
     with pytest.raises(ConfigurationError, match="`update_filter` to be none"):
-        FedRecover(estimate=None, update_filter=UpdateFilter())
+        FedRecover(estimator="none", update_filter=UpdateFilter())
     with pytest.raises(ConfigurationError, match="neither bound"):
         UpdateFilter(max_distance=None, min_cosine=None)
 

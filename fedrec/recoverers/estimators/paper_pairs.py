@@ -1,4 +1,4 @@
-"""The paper's literal reading of the L-BFGS buffers."""
+"""The paper's literal reading of the L-BFGS pairs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import torch
 from torch import Tensor
 
 from fedrec.functional.recovery.lbfgs import lbfgs_hvp
+from fedrec.recoverers.estimators.base import Estimates
 from fedrec.recoverers.threshold import largest_magnitudes
 
-__all__ = ["PaperBuffer"]
+__all__ = ["PaperPairs"]
 
 
-class PaperBuffer:
-    r"""The paper's literal reading of the buffers, for comparison with `PairedBuffer`.
+class PaperPairs:
+    r"""One list of model differences $\Delta W$, one $\Delta G^i$ of update differences per client.
 
-    One buffer $\Delta W$ is filled only in rounds in which all clients were asked, and one buffer
-    $\Delta G^i$ per client whenever it was asked. After an abnormality fix the two no longer
-    describe the same rounds. No pair is ever skipped. Arguments and methods are those of
-    `PairedBuffer`.
+    Arguments and methods are those of `ClientPairs`.
 
     Args:
         num_clients: $c$.
         buffer_size: $s$.
         num_parameters: $d$.
-        device: Where the buffers are kept.
+        device: Where all is kept.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class PaperBuffer:
         round: int,
         alone: bool,
     ) -> None:
-        """Add the newest differences; see `PairedBuffer.push`."""
+        """Add the newest differences; see `ClientPairs.push`."""
         # A round in which all were asked one by one is one in which all were asked.
         if not alone or len(rows) == len(self.delta_g):
             self.delta_w = torch.cat([self.delta_w[1:], delta_w[None]])
@@ -57,14 +55,14 @@ class PaperBuffer:
         self.delta_g[at] = torch.cat([self.delta_g[at, 1:], newest], dim=1)
         self.count_g[rows] += 1
 
-    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Estimate as `PairedBuffer.estimate` does; a singular system gives NaN."""
+    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> Estimates:
+        """Estimate as `ClientPairs.estimate` does; a singular system gives NaN."""
         s = len(self.delta_w)
         filled = torch.minimum(self.count_g[rows], torch.tensor(self.count_w))
         valid = torch.arange(s)[None] >= s - filled[:, None]
         at = rows.to(updates.device)
         estimates = updates + lbfgs_hvp(self.delta_w, self.delta_g[at], v, valid)
-        return estimates, largest_magnitudes(estimates), filled > 0
+        return Estimates(estimates, largest_magnitudes(estimates), filled > 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""

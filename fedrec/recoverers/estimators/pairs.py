@@ -1,4 +1,4 @@
-"""Buffers of L-BFGS pairs, one per client, and the estimates made from them."""
+"""The L-BFGS pairs of each client, and the estimates made from them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.recovery.lbfgs import condition_number, middle_inverse
+from fedrec.recoverers.estimators.base import Estimates
 from fedrec.recoverers.threshold import largest_magnitudes
 
-__all__ = ["PairedBuffer"]
+__all__ = ["ClientPairs"]
 
 # A pair with s.y <= CURVATURE |s|^2, or |s.y| where negative ones are taken, is not used.
 CURVATURE = 1e-8
@@ -22,7 +23,7 @@ MAX_CONDITION = 1e10
 BLOCK_BYTES = 1 << 23
 
 
-class PairedBuffer:
+class ClientPairs:
     r"""The last $s$ usable pairs $(\Delta w_t, \Delta g_t^i)$ of each client.
 
     Both halves of a pair come from the same round, so the secant equation holds for the newest one.
@@ -251,7 +252,7 @@ class PairedBuffer:
         self._solved = sigma, stored, used
         return self._solved
 
-    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> Estimates:
         r"""Return $\bar g^i + \tilde H^i v$ for these clients.
 
         Args:
@@ -260,9 +261,8 @@ class PairedBuffer:
             rows: Clients, each once, shape $(k,)$.
 
         Returns:
-            Estimated updates, shape $(k, d)$, in memory that the next call writes to again; the
-            largest magnitude in each, shape $(k,)$; and who has a pair at all, shape $(k,)$, bool.
-            A client without one gets its historical update.
+            Estimates, in memory that the next call writes to again. A client without a pair has
+            none, and gets its historical update.
         """
         c, s, d = self.delta_g.shape
         sigma, p, usable = self._coefficients(v, rows)
@@ -272,12 +272,20 @@ class PairedBuffer:
         if self._compiles(len(rows)) and len(self.pool):
             from fedrec.functional.kernels import _numba_estimates
 
-            arguments = self._arrays(updates, v, rows, sigma, p)
-            threads = torch.get_num_threads()
             largest = _numba_estimates.combine(
-                **arguments, out=estimates.numpy(), num_threads=threads
+                updates=updates.contiguous().numpy(),
+                v=v.contiguous().numpy(),
+                sigma=sigma.float().numpy(),
+                pool=self.pool.numpy(),
+                slots=self.slot[rows].numpy(),
+                of_pool=(-p[:, s:]).float().contiguous().numpy(),
+                delta_g=self.delta_g.numpy(),
+                clients=rows.numpy(),
+                own=(-p[:, :s]).float().contiguous().numpy(),
+                out=estimates.numpy(),
+                num_threads=torch.get_num_threads(),
             )
-            return estimates, torch.from_numpy(largest), usable
+            return Estimates(estimates, torch.from_numpy(largest), usable)
         # One coefficient for v and one per distinct model difference: a single matrix product.
         shared = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
         shared[:, 0] = sigma
@@ -291,42 +299,7 @@ class PairedBuffer:
             part = torch.addmm(updates[block], shared[block], basis, out=estimates[block])
             part[:, None].baddbmm_(own[block], self.delta_g[clients])
             parts.append(largest_magnitudes(part))
-        return estimates, torch.cat(parts), usable
-
-    def weighted_sum(
-        self,
-        updates: Tensor,
-        v: Tensor,
-        rows: Tensor,
-        weights: Tensor,
-        keep: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        r"""Return $\sum_i c_i (\bar g^i + \tilde H^i v)$ without making the summands.
-
-        Args:
-            updates: Shape $(k, d)$; this and the next two are those of `estimate`.
-            v: Shape $(d,)$.
-            rows: Shape $(k,)$.
-            weights: $c$, shape $(k,)$.
-            keep: Whose estimates to add, shape $(k,)$, bool; by default those of all.
-
-        Returns:
-            The sum, shape $(d,)$, the largest magnitude in each estimate, and who has a pair;
-            `None` where it would not be faster than to make the estimates.
-        """
-        if not (len(self.pool) and self._compiles(len(rows))):
-            return None
-        from fedrec.functional.kernels import _numba_estimates
-
-        sigma, p, usable = self._coefficients(v, rows)
-        if keep is not None:
-            rows = torch.where(keep, rows, -1)
-        arguments = self._arrays(updates, v, rows, sigma, p)
-        threads = torch.get_num_threads()
-        total, largest = _numba_estimates.weighted_sum(
-            **arguments, weights=weights.float().contiguous().numpy(), num_threads=threads
-        )
-        return torch.from_numpy(total), torch.from_numpy(largest), usable
+        return Estimates(estimates, torch.cat(parts), usable)
 
     def _coefficients(self, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return sigma (k,), what the pairs are multiplied with (k, 2s), and who has one (k,)."""
@@ -350,23 +323,6 @@ class PairedBuffer:
         right = torch.where(used.repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
         p = (inverse[rows] @ right[:, :, None])[:, :, 0]
         return sigma[rows], p, used.any(dim=1)
-
-    def _arrays(
-        self, updates: Tensor, v: Tensor, rows: Tensor, sigma: Tensor, p: Tensor
-    ) -> dict[str, Any]:
-        """Return what the compiled passes read."""
-        s = self.delta_g.shape[1]
-        return {
-            "updates": updates.contiguous().numpy(),
-            "v": v.contiguous().numpy(),
-            "sigma": sigma.float().numpy(),
-            "pool": self.pool.numpy(),
-            "slots": self.slot[rows].numpy(),
-            "of_pool": (-p[:, s:]).float().contiguous().numpy(),
-            "delta_g": self.delta_g.numpy(),
-            "clients": rows.numpy(),
-            "own": (-p[:, :s]).float().contiguous().numpy(),
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""

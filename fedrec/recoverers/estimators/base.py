@@ -1,0 +1,117 @@
+"""The abstract estimator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from fedrec.component import Component
+from fedrec.types import RoundRecord
+
+if TYPE_CHECKING:
+    from fedrec.history.view import HistoryView
+
+__all__ = ["Estimates", "Estimator"]
+
+
+class Estimates(NamedTuple):
+    """Estimated updates of some clients.
+
+    Args:
+        updates: Shape $(m, d)$, one row per client.
+        largest: The largest magnitude in each row, shape $(m,)$; NaN where a row has one.
+        usable: Who has an estimate at all, shape $(m,)$, bool, on the CPU. The others are asked,
+            and their rows are not used.
+    """
+
+    updates: Tensor
+    largest: Tensor
+    usable: Tensor
+
+
+class Estimator(Component, ABC):
+    r"""Estimates what clients would send now from what they sent in the recording.
+
+    `FedRecover` calls `start` once; `observe` whenever it has asked clients, until the final
+    rounds, after which nothing is left to estimate; and `estimate` in the rounds in between. A
+    subclass writes `estimate`, and `observe` if it learns from exact updates.
+
+    Examples:
+        >>> class Half(Estimator):
+        ...     "Half of what was recorded."
+        ...     def estimate(self, record, global_weights):
+        ...         updates = record.updates / 2
+        ...         largest = updates.abs().amax(dim=1)
+        ...         return Estimates(updates, largest, torch.ones(len(updates), dtype=torch.bool))
+        >>> Half()
+        Half()
+    """
+
+    #: Whether it takes updates for gradients; a warning says where they are not.
+    assumes_gradients: bool = False
+
+    @property
+    def fewest_warmup_rounds(self) -> int:
+        """Rounds of warm-up that it needs before the first estimate, at least 1."""
+        return 1
+
+    def start(self, history: HistoryView, rounds: range) -> None:
+        """Forget earlier recoveries, and check that the history has what is needed.
+
+        Args:
+            history: The recording, and the clients that take part.
+            rounds: Rounds of the recovery.
+
+        Raises:
+            ConfigurationError: If the history lacks something.
+        """
+
+    def observe(
+        self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
+    ) -> None:
+        r"""Learn from the exact updates of some clients; by default nothing.
+
+        Args:
+            record: The recorded round: $\bar w_t$ (`global_weights`) and $\bar g_t^i$ (`updates`)
+                of these clients. Its tensors must not be changed.
+            exact: What the clients of `record` sent now, $g_t^i$, shape $(k, d)$, $k \ge 1$.
+            global_weights: What they computed it at, $\hat w_t$, shape $(d,)$.
+            reason: Why they were asked: `"warmup"`, `"correction"`; or, where clients were asked
+                on their own account, since their estimates could not be used, `"abnormality"`,
+                `"fallback"`.
+        """
+
+    @abstractmethod
+    def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
+        r"""Estimate the updates of the clients of `record`.
+
+        Args:
+            record: The recorded round, as in `observe`.
+            global_weights: Recovered global weights $\hat w_t$, shape $(d,)$.
+
+        Returns:
+            One row per client of `record`. The rows may be those of `record`, or memory that the
+            next call writes to again: nobody else writes to them.
+        """
+
+    def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
+        """Return about how many bytes it keeps from round to round.
+
+        Args:
+            num_clients: Clients that remain.
+            num_parameters: $d$.
+        """
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed recovery needs: tensors, numbers, strings, lists and dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned; `start` is not called before."""
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return numbers worth reporting about the recovery, by name."""
+        return {}
