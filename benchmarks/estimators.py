@@ -90,15 +90,15 @@ def anchored(**arguments: Any) -> FedRecover:
 RULES: dict[str, Recoverer] = {
     "scratch": TrainFromScratch(),
     "paired": FedRecover(),
+    "anchored": anchored(),
     "K=0.5": anchored(gain=0.5),
     "K=0.3": anchored(gain=0.3),
-    "K by spacing": anchored(gain="spacing"),
     "K=1": anchored(gain=1.0),
-    "K=0.5, beta per client": anchored(gain=0.5, history_weight="client"),
-    "K=0.5, beta=0": anchored(gain=0.5, history_weight=0.0),
-    "K=0.5, beta=1": anchored(gain=0.5, history_weight=1.0),
-    "K=0.5, gamma=0": anchored(gain=0.5, curvature_weight=0.0),
-    "K=0.5, gamma=1": anchored(gain=0.5, curvature_weight=1.0),
+    "beta per client": anchored(history_weight="client"),
+    "beta=0": anchored(history_weight=0.0),
+    "beta=1": anchored(history_weight=1.0),
+    "gamma=0": anchored(curvature_weight=0.0),
+    "gamma=1": anchored(curvature_weight=1.0),
 }
 WEIGHTS = ("gain", "history_weight", "curvature_weight")
 COLUMNS = (

@@ -61,8 +61,8 @@ class AnchoredLBFGS(Estimator):
         - Cao et al., FedRecover, IEEE S&P 2023: what it starts from; the estimate is another.
 
     Examples:
-        >>> AnchoredLBFGS(gain=0.3).history_weight
-        'pooled'
+        >>> AnchoredLBFGS().gain
+        'spacing'
     """
 
     assumes_gradients = True
@@ -70,7 +70,7 @@ class AnchoredLBFGS(Estimator):
     def __init__(
         self,
         *,
-        gain: float | str = 0.5,
+        gain: float | str = "spacing",
         history_weight: float | str = "pooled",
         curvature_weight: float | str = "pooled",
         buffer_size: int = 2,
