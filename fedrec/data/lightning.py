@@ -29,8 +29,8 @@ from torch.utils.data import (
 )
 
 from fedrec.clients.batches import check_map_style, form_of
+from fedrec.clients.generators import generators_restored
 from fedrec.clients.hooks import check_datamodule
-from fedrec.clients.local import generators_restored
 from fedrec.data.datamodule import FederatedDataModule, check_dataset
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected

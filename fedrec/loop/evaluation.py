@@ -19,10 +19,10 @@ from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
-from fedrec.clients.held_generators import held_generators, held_restored, seed_held
+from fedrec.clients.generators import generators_restored, held_generators, held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, lightning_class
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import changes_batches, generators_restored, transferred
+from fedrec.clients.local import changes_batches, transferred
 from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedrec.clients.batches import is_plain
+from fedrec.clients.generators import random_numbers
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import random_numbers
 from fedrec.clients.state import state_of
 from fedrec.exceptions import ConfigurationError
 from fedrec.loop.round import Engine

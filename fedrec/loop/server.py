@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.base import Client
+from fedrec.clients.generators import generators_restored
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import generators_restored
 from fedrec.clients.objective import LocalWork
 from fedrec.clients.state import state_of
 from fedrec.clients.step import training_step

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedrec.attacks.base import Attack
-from fedrec.clients.local import generators_restored
+from fedrec.clients.generators import generators_restored
 from fedrec.data import FederatedDataModule
 from fedrec.exceptions import RecipeError, expected
 from fedrec.recipe.failures import reason_of
