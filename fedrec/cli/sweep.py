@@ -23,7 +23,7 @@ __all__ = ["sweep_command"]
 
 
 def sweep_command(args: argparse.Namespace) -> int:
-    """Run the points of a grid, or list them; exit code 1 if one fails."""
+    """Run the points of a grid, or list them; return exit code 1 if a point failed."""
     grid, overrides = parse_grid(args.overrides)
     if args.dry_run:
         points = sweep_points(
@@ -56,15 +56,16 @@ def sweep_command(args: argparse.Namespace) -> int:
 
 
 def _list(points: Sequence[Point], recordings: Path, delete_histories: bool) -> None:
+    """Print the points, how many of them are done, and the disk that the others need."""
     console, plan = Console(), plan_sweep(points, recordings)
     for point, done in zip(points, plan.done, strict=True):
         _line(console, f"{point.recording}  {'done   ' if done else 'missing'}  {point.name}")
-    for what, number, there in (
+    for parts, number, there in (
         ("Points", len(points), sum(plan.done)),
         ("Recordings", plan.recordings, plan.recordings_there),
         ("Recoveries", plan.recoveries, plan.recoveries_there),
     ):
-        _line(console, f"{what}: {number - there} to make, {there} there.")
+        _line(console, f"{parts}: {number - there} to make, {there} there.")
     if plan.sizes:
         most, total = (num_bytes_text(size) for size in (max(plan.sizes), sum(plan.sizes)))
         assumed = ", if updates compress as expected" if plan.assumed else ""
@@ -73,7 +74,7 @@ def _list(points: Sequence[Point], recordings: Path, delete_histories: bool) -> 
 
 
 def _print(done: Sweep, console: Console) -> None:
-    """Print the summary: mean, and deviation where there are repeats."""
+    """Print the summary of a sweep: means, and deviations if there are repeats."""
     name, synthetic = done.folder.name, synthetic_text(done.summary)
     title = escape(f"{name} ({synthetic})" if synthetic else name)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from fedrec.report.curves import ticks
-from fedrec.report.parts import number
+from fedrec.report.html import number
 from fedrec.report.table import exact_rounds, percent
 
 __all__ = ["cost_bars", "histogram", "score_bars", "seconds_bars", "value_bars"]

@@ -13,7 +13,7 @@ from fedrec._files import write_atomically
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars
 from fedrec.report.curves import line_chart, line_key, linear_axis
-from fedrec.report.parts import breakable, document, note, number, section, table
+from fedrec.report.html import breakable, document, note, number, section, table
 from fedrec.report.run import REFERENCE, Run, styles_of
 from fedrec.report.sections import CURVES, synthetic
 from fedrec.report.table import detection_text, exact_rounds, fraction, percent

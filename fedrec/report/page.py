@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedrec._derived import register_derived
 from fedrec._files import write_atomically
-from fedrec.report.parts import document
+from fedrec.report.html import document
 from fedrec.report.run import Run, styles_of
 from fedrec.report.sections import headline, sections
 
