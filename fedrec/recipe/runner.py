@@ -319,10 +319,10 @@ class _Session:
         is_other = begun is not None and not is_same(begun["spec"], spec)
         # Weights of an earlier, other recovery are kept aside until the new one has started.
         earlier = weights.with_name(f"earlier-{weights.name}")
-        if is_other:
+        if begun is not None and is_other:
             earlier.unlink(missing_ok=True)
             if weights.exists():
-                register_derived(earlier)
+                register_derived(earlier, without=begun["spec"]["exclude"])
                 weights.rename(earlier)
         (self.folder.path / failure).unlink(missing_ok=True)
         self.folder.write(file, {"spec": spec})
@@ -342,7 +342,7 @@ class _Session:
         except ConfigurationError:
             if begun is not None:
                 if is_other and earlier.exists():
-                    register_derived(weights)
+                    register_derived(weights, without=begun["spec"]["exclude"])
                     earlier.rename(weights)
                 self.folder.write(file, begun)
             raise
