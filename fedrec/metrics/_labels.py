@@ -1,4 +1,4 @@
-"""Predicted and true labels from what a model gives and what a data set says."""
+"""Predicted and true labels, from a model's outputs and a data set's targets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fedrec.exceptions import ConfigurationError, ShapeError
 
 __all__ = ["UndefinedRateError", "decisions", "has_one_logit_each", "num_classes"]
 
-# Positions with this label are left out, as torch's `cross_entropy` does.
+# Positions with this label are left out, as in torch's `cross_entropy`.
 _IGNORED = -100
 
 
 class UndefinedRateError(ConfigurationError):
-    """There are no labels to be right or wrong about."""
+    """Targets are numbers and not labels, so that no rate of wrong labels is defined."""
 
 
 def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return predicted and true labels, of one shape, or flat where positions are left out.
+    """Return predicted and true labels, of one shape; flat if positions are left out.
 
     Logits with a NaN among them predict no label, which is written as -1: the argmax of a
     diverged model would be an arbitrary class, possibly the attacker's.
@@ -61,7 +61,7 @@ def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_one_logit_each(preds: Tensor, target: Tensor) -> bool:
-    """Whether there is one logit for each label: shapes are equal, but for a dimension of 1."""
+    """Whether there is one logit for each label: shapes are equal, except a dimension of 1."""
     if not preds.is_floating_point():
         return False
     shapes = {tuple(preds.shape), tuple(target.shape)}
@@ -72,7 +72,7 @@ def has_one_logit_each(preds: Tensor, target: Tensor) -> bool:
 
 
 def num_classes(preds: Tensor, target: Tensor) -> int | None:
-    """Return how many labels a prediction chooses from; `None` if it is made of labels."""
+    """Return the number of labels that a prediction chooses from; `None` if `preds` are labels."""
     if has_one_logit_each(preds, target):
         return 2
     return preds.shape[1] if preds.is_floating_point() and preds.ndim > 1 else None
