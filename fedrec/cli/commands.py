@@ -24,6 +24,7 @@ from fedrec.recipe.results import collect_results
 from fedrec.recipe.runner import is_recorded
 from fedrec.recipe.schema import build_parts
 from fedrec.report import print_results, write_comparison, write_report
+from fedrec.report.table import print_line
 
 __all__ = ["COMMANDS", "Command"]
 
@@ -90,12 +91,12 @@ def _report(args: argparse.Namespace) -> None:
         folder.write("results.json", results)
         print_results(results, console)
         for label, reason in results["failures"].items():
-            _line(console, f"{label} failed: {reason}")
+            print_line(console, f"{label} failed: {reason}")
     if len(folders) == 1:
         path = write_report(folders[0].path, args.output)
     else:
         path = write_comparison([f.path for f in folders], args.output or "report.html")
-    _line(console, str(path))
+    print_line(console, str(path))
 
 
 def _validate(args: argparse.Namespace) -> None:
@@ -122,7 +123,7 @@ def _validate(args: argparse.Namespace) -> None:
     lines.append(f"Its clients are {named}.")
     console = Console()
     for line in lines:
-        _line(console, line)
+        print_line(console, line)
 
 
 def _split(data: FederatedDataModule) -> None:
@@ -154,11 +155,7 @@ def _show(folder: Path, results: dict[str, Any]) -> None:
     print_results(results, console)
     for name in ("results.json", "report.html"):
         if (folder / name).exists():
-            _line(console, f"{folder / name}")
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_line(console, f"{folder / name}")
 
 
 COMMANDS: dict[str, Command] = {

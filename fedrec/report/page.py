@@ -1,4 +1,4 @@
-"""A page that shows a run: no network, no other file, readable on a phone and in the dark."""
+"""The HTML page of a run: self-contained, readable on a phone and in the dark."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     main = sections(run, styles_of(run.results["recipe"]))
     path = run.folder / "report.html" if output is None else Path(output)
     if output is None:
-        register_derived(path)  # it shows scores of single clients
+        register_derived(path)  # the page shows scores of single clients
     write_atomically(path, document(run.name, "fedrec run", headline(run), main))
     return path
