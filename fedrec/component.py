@@ -47,16 +47,16 @@ class Component:
                 not stored.
         """
         parameters = inspect.signature(type(self)).parameters
-        odd = [
+        not_stored = [
             str(parameter)
             for name, parameter in parameters.items()
             if parameter.kind in _WITHOUT_NAMES or not hasattr(self, name)
         ]
-        if odd:
+        if not_stored:
             raise ConfigurationError(
                 f"Expected {type(self).__name__} to store every constructor argument under its own "
-                f"name, but it does not for {', '.join(f'`{name}`' for name in odd)}. HINT: write "
-                "out the arguments in `__init__` (no `*args`, no `**kwargs`) and do "
+                f"name, but it does not for {', '.join(f'`{name}`' for name in not_stored)}. "
+                "HINT: write out the arguments in `__init__` (no `*args`, no `**kwargs`) and do "
                 "`self.name = name` for each."
             )
         return {name: getattr(self, name) for name in parameters}

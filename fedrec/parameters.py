@@ -74,10 +74,10 @@ class ParameterVector:
                 f"Expected every trainable parameter to be float32, but got {wrong}. HINT: keep "
                 'the module in float32 and choose the precision with `precision="bf16-mixed"`.'
             )
-        odd = [n for n, p in parameters.items() if p.is_meta or _overlaps(p)]
-        if odd:
+        shared = [n for n, p in parameters.items() if p.is_meta or _overlaps(p)]
+        if shared:
             raise ConfigurationError(
-                f"Expected every trainable parameter to have memory of its own, but got {odd}, "
+                f"Expected every trainable parameter to have memory of its own, but got {shared}, "
                 "which are on the meta device, or expanded. HINT: make them with `to_empty` and "
                 "`reset_parameters`, or with `.clone()`."
             )

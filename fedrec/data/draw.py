@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedrec.exceptions import ConfigurationError, expected
 
-__all__ = ["draw_samples"]
+__all__ = ["draw_counts", "draw_samples"]
 
 
 def draw_samples(
@@ -52,13 +52,33 @@ def draw_samples(
         return generator.permutation(len(labels))[:num_samples]
     classes, sizes = np.unique(labels, return_counts=True)
     probabilities = generator.dirichlet(np.full(len(classes), beta))
-    counts = np.zeros(len(classes), dtype=np.int64)
+    counts = draw_counts(num_samples, probabilities, sizes, generator)
+    order = generator.permutation(len(labels))
+    chosen = [order[labels[order] == c][:k] for c, k in zip(classes, counts, strict=True)]
+    return generator.permutation(np.concatenate(chosen))
+
+
+def draw_counts(
+    num_samples: int,
+    probabilities: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    generator: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Return how many samples of each label are drawn, without replacement.
+
+    Once the samples of a label are used up, the other probabilities are scaled to sum to one.
+
+    Args:
+        num_samples: Number of samples to draw, at most the sum of `sizes`.
+        probabilities: Probability of each label, shape $(L,)$.
+        sizes: Number of samples of each label that can be drawn, shape $(L,)$.
+        generator: The only source of random numbers.
+    """
+    counts = np.zeros(len(sizes), dtype=np.int64)
     # Every turn draws all missing samples, or uses up a label.
     while (missing := num_samples - int(counts.sum())) > 0:
         left = sizes - counts
         q = np.where(left > 0, probabilities, 0.0)
         q = q / q.sum() if q.sum() > 0 else left / left.sum()
         counts += np.minimum(generator.multinomial(missing, q), left)
-    order = generator.permutation(len(labels))
-    chosen = [order[labels[order] == c][:k] for c, k in zip(classes, counts, strict=True)]
-    return generator.permutation(np.concatenate(chosen))
+    return counts

@@ -50,12 +50,12 @@ def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     kept, classes = target != _IGNORED, preds.shape[1]
     if not bool(kept.all()):
         labels, target = labels[kept], target[kept]
-    odd = target[(target < 0) | (target >= classes)]
-    if len(odd):
+    outside = target[(target < 0) | (target >= classes)]
+    if len(outside):
         raise ShapeError(
             f"Expected labels in 0..{classes - 1}, as many as the model has outputs, but got "
-            f"{int(odd[0])}. HINT: give the model as many outputs as there are classes; a label of "
-            f"{_IGNORED} leaves a position out."
+            f"{int(outside[0])}. HINT: give the model as many outputs as there are classes; a "
+            f"label of {_IGNORED} leaves a position out."
         )
     return labels, target
 
@@ -79,14 +79,14 @@ def num_classes(preds: Tensor, target: Tensor) -> int | None:
 
 
 def _require_zero_or_one(target: Tensor) -> None:
-    odd = target[(target != 0) & (target != 1)]
-    if not len(odd):
+    other = target[(target != 0) & (target != 1)]
+    if not len(other):
         return
     if target.is_floating_point():
-        raise UndefinedRateError(_undefined(odd))
+        raise UndefinedRateError(_undefined(other))
     raise ShapeError(
         f"Expected labels 0 and 1 where the model gives one logit for each label, but got "
-        f"{odd[0].item()}. HINT: give the model one output for each class; numbers to regress on "
+        f"{other[0].item()}. HINT: give the model one output for each class; numbers to regress on "
         "have to be floating-point."
     )
 
