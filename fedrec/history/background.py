@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from fedrec.history.base import HistoryStore
-from fedrec.history.conversion import is_small
 from fedrec.history.view import HistoryView
 from fedrec.types import RoundRecord
 
@@ -26,6 +25,8 @@ _NICER = 10
 # Rounds that are not yet stored, and their bytes, if it is more than one.
 _MOST_ROUNDS = 8
 _MOST_BYTES = 2**22
+# Bytes of updates: reading fewer is more work for Python than for the disk.
+_WORTH_A_THREAD = 2**20
 
 
 class BackgroundWriter:
@@ -53,13 +54,14 @@ class BackgroundWriter:
             self._history.write_round(record)
             return
         size = record.updates.nbytes
-        while self._waiting and (self._waiting[0][0].done() or not self._has_room(size)):
+        room = _MOST_BYTES - size - sum(size for _, size in self._waiting)
+        while self._waiting:
+            first, first_size = self._waiting[0]
+            if not first.done() and len(self._waiting) < _MOST_ROUNDS and room >= 0:
+                break
             self._finish_first()
+            room += first_size
         self._waiting.append((self._thread.submit(self._history.write_round, record), size))
-
-    def _has_room(self, size: int) -> bool:
-        waiting = sum(size for _, size in self._waiting)
-        return len(self._waiting) < _MOST_ROUNDS and waiting + size <= _MOST_BYTES
 
     def _finish_first(self) -> None:
         first, _ = self._waiting.popleft()
@@ -129,7 +131,7 @@ class RoundReader:
         record = ahead[1].result() if ahead is not None and ahead[0] == t else self._read(t)
         self._current = record
         following = self._next.get(t)
-        if following is not None and not is_small(record):
+        if following is not None and record.updates.nbytes >= _WORTH_A_THREAD:
             self._ahead = following, self._thread.submit(self._read, following)
         return record
 

@@ -81,7 +81,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._of_remaining(self._history.index(t).present)
+        return tuple(c for c in self._history.index(t).present if c in self._remain)
 
     def kept(self, t: int) -> tuple[str, ...]:
         """Return the clients of `cohort(t)` whose updates can be read.
@@ -90,7 +90,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._of_remaining(self._history.index(t).kept)
+        return tuple(c for c in self._history.index(t).kept if c in self._remain)
 
     def present(self, t: int) -> tuple[str, ...]:
         """Return all clients whose updates were aggregated in a round, excluded ones too.
@@ -174,6 +174,3 @@ class HistoryView:
                     f"of {lost[:5]} in round {t} (keep={dict(self.manifest.keep)}). HINT: record "
                     "with all updates kept."
                 )
-
-    def _of_remaining(self, client_ids: Iterable[str]) -> tuple[str, ...]:
-        return tuple(c for c in client_ids if c in self._remain)

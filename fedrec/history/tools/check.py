@@ -34,7 +34,7 @@ def check(
     """
     with environment.read() as txn:
         snapshot = Snapshot(recording, environment, txn)
-        stored = snapshot.stored()
+        stored = snapshot.round_numbers()
         found = [] if recording.is_locked else snapshot.lists_damage()
     previous: str | None = digest(recording.record)
     expected = 0

@@ -120,28 +120,29 @@ def _copy_round(
 ) -> str:
     """Write the round of an edited round record; return the new hash of that."""
     t = entry["round"]
-    checksums = dict(zip(entry["present"], entry["updates"], strict=True))
-    vectors = [("updates", i, c) for i, c in sorted(checksums.items()) if c is not None]
+    checksum_of = dict(zip(entry["present"], entry["updates"], strict=True))
+    vectors = [("updates", i, c) for i, c in sorted(checksum_of.items()) if c is not None]
     vectors += [("models", i, entry[name]) for i, name in _MODELS.items() if entry[name]]
-    made: dict[int, str] = {}
-    size = FLOAT_BYTES * copied.manifest.num_parameters
-    at_once = max(1, LMDBHistory.transaction_bytes // size)
+    new_checksum_of: dict[int, str] = {}
+    num_bytes = FLOAT_BYTES * copied.manifest.num_parameters
+    at_once = max(1, LMDBHistory.transaction_bytes // num_bytes)
     for start in range(0, len(vectors), at_once):
         group = vectors[start : start + at_once]
-        with target.write(len(group) * size) as txn:
+        with target.write(len(group) * num_bytes) as txn:
             for database, index, checksum in group:
-                payload, codec, count = snapshot.payload(t, database, index, checksum)
+                payload, codec, size = snapshot.payload(t, database, index, checksum)
                 if index == AGGREGATE and blurred:
                     payload = memoryview(_blurred(snapshot, entry, copied.manifest.server_lr))
-                data, found = copied.pack(t, index, payload, codec=codec, dtype=FLOAT32, size=count)
-                target.append(txn, database, key(t, index), data)
-                made[index] = f"{found:016x}"
+                record, new_checksum_of[index] = copied.pack(
+                    t, index, payload, codec=codec, dtype=FLOAT32, size=size
+                )
+                target.append(txn, database, key(t, index), record)
             if start + at_once >= len(vectors):
-                entry["updates"] = [made.get(index) for index in entry["present"]]
-                entry |= {name: made.get(index) for index, name in _MODELS.items()}
-                data, _ = copied.pack(t, ROUND, canonical(entry))
-                target.append(txn, "rounds", key(t, ROUND), data)
-    return digest(data)
+                entry["updates"] = [new_checksum_of.get(index) for index in entry["present"]]
+                entry |= {name: new_checksum_of.get(index) for index, name in _MODELS.items()}
+                record, _ = copied.pack(t, ROUND, canonical(entry))
+                target.append(txn, "rounds", key(t, ROUND), record)
+    return digest(record)
 
 
 def _blurred(snapshot: Snapshot, entry: dict[str, Any], server_lr: float) -> bytes:

@@ -20,8 +20,7 @@ from fedrec._files import sync
 from fedrec.exceptions import HistoryError, HistoryFullError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.loading import load
-from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.records import NAMES, ROUND, StoredManifest, canonical, digest
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import BROKEN_CHAIN

@@ -19,11 +19,11 @@ from fedrec.exceptions import (
     RoundNotFoundError,
     expected,
 )
-from fedrec.history.lmdb.audit import NOTE, chained, note, noted
 from fedrec.history.lmdb.damage import DamagedRecordError
 from fedrec.history.lmdb.encryption import destroy
 from fedrec.history.lmdb.environment import Environment, beside, put_in_place
 from fedrec.history.lmdb.errors import full_disk
+from fedrec.history.lmdb.forgotten import NOTE, chained, note, noted
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
 from fedrec.history.tools.check import check

@@ -21,10 +21,10 @@ from fedrec.exceptions import (
     HistoryCorruptedError,
     HistoryFormatError,
 )
-from fedrec.history.lmdb.audit import broken_entries
 from fedrec.history.lmdb.encryption import CIPHER, KEYS, Keys
 from fedrec.history.lmdb.encryption import master_key as read_master_key
 from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_place
+from fedrec.history.lmdb.forgotten import broken_chain
 from fedrec.history.lmdb.history import LMDBHistory
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.records import FORGOTTEN, MANIFEST, REPAIRS, StoredManifest, canonical, key
@@ -212,7 +212,7 @@ def _check_lists(path: Path, raw: Mapping[str, Any], manifest: Manifest) -> None
             or not all(isinstance(x, list) and len(x) == 2 for x in one["dropped"])
         ):
             refuse(path, "`repairs` does not say what was dropped")
-    broken = broken_entries(raw["forgotten"])
+    broken = broken_chain(raw["forgotten"])
     if broken:
         refuse(path, broken[0].reason)
 

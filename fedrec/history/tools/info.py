@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.history.lmdb.environment import DATA, Environment
-from fedrec.history.lmdb.loading import load
-from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.space import expected_bytes
 
 __all__ = ["HistoryInfo", "history_folder", "info"]

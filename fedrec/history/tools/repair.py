@@ -17,9 +17,8 @@ from typing import Any
 from fedrec.exceptions import HistoryCorruptedError, HistoryError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_place
-from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
-from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
 from fedrec.history.tools.check import BROKEN_CHAIN, check
 from fedrec.history.tools.copying import Progress, copy_rounds, require_whole
@@ -174,7 +173,7 @@ def repair(
             if progress is not None:
                 progress(left)
         with environment.read() as txn:
-            stored = Snapshot(recording, environment, txn).stored()
+            stored = Snapshot(recording, environment, txn).round_numbers()
         whole = Repair(
             damage=(), rounds_before=len(stored), rounds=len(stored), dropped=(), backup=None
         )
