@@ -74,8 +74,8 @@ class Retention:
 
     def spec(self) -> dict[str, int | float]:
         """Return the conditions as a mapping, as the manifest has it; empty if all is kept."""
-        found = {"every": self.every, "last": self.last, "clients": self.clients}
-        return {k: v for k, v in found.items() if v is not None and (k, v) != ("every", 1)}
+        conditions = {"every": self.every, "last": self.last, "clients": self.clients}
+        return {k: v for k, v in conditions.items() if v is not None and (k, v) != ("every", 1)}
 
     def stores(self, t: int) -> bool:
         """Return whether updates of round `t` are stored when it is written."""

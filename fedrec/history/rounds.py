@@ -75,7 +75,7 @@ class RoundArrays:
         buffers: Averaged buffers after the round, shape $(b,)$, float32 or float64, or `None`.
         departure: Why the executor had left its plan by then, if it had.
         dropped: Those of `client_ids` whose updates are not here, and not to be stored.
-        encoded: What a store has made of each update already, in row order, if it has.
+        encoded: The updates as the store has encoded them already, in row order, if it has.
 
     Examples:
         >>> arrays = RoundArrays(
@@ -126,9 +126,9 @@ class RoundArrays:
         Raises:
             RoundNotFoundError: If the update of one of them is not here.
         """
-        wanted = self.client_ids if client_ids is None else tuple(client_ids)
+        asked = self.client_ids if client_ids is None else tuple(client_ids)
         row = {client_id: k for k, client_id in enumerate(self.row_ids)}
-        missing = [c for c in wanted if c not in row]
+        missing = [c for c in asked if c not in row]
         if missing:
             raise RoundNotFoundError(
                 f"Round {self.round} of the history has no update of {', '.join(missing[:10])}"
@@ -137,9 +137,9 @@ class RoundArrays:
             )
         return replace(
             replace(self, updates=self.updates[:0]).copy(),
-            client_ids=wanted,
-            updates=self.updates[[row[c] for c in wanted]],
-            num_samples=self.num_samples[[self.client_ids.index(c) for c in wanted]],
+            client_ids=asked,
+            updates=self.updates[[row[c] for c in asked]],
+            num_samples=self.num_samples[[self.client_ids.index(c) for c in asked]],
             dropped=frozenset(),
         )
 

@@ -25,7 +25,7 @@ def zstd_decompress(payload: memoryview, size: int) -> bytes:
     import zstandard
 
     try:
-        # What a frame claims to hold is taken as memory before it is found wrong.
+        # Memory is taken for as many bytes as a frame claims: compare that first.
         claimed = zstandard.frame_content_size(payload)
         if claimed != size:
             raise ValueError(f"a zstd frame of {claimed} bytes cannot hold {size}")

@@ -131,7 +131,8 @@ class LMDBHistory(HistoryStore):
         # Next round, and hash of the record of the round before.
         self._tail: tuple[int, str] | None = None
         self._unsynced = 0  # rounds written
-        # What `as_stored` made of updates, by their identity, until they are written or gone.
+        # Rows that `as_stored` encoded, by the identity of the updates they come from, until these
+        # are written or gone.
         self._encoded: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
@@ -182,7 +183,7 @@ class LMDBHistory(HistoryStore):
         recording = StoredManifest(str(self.path), manifest)
         self._check_empty()
         require_room_for_all(self._directory, recording.manifest, self.map_size)
-        self.close()  # what this store had open before, if that was deleted
+        self.close()  # the files that this store had open, if they were deleted
         self._lock_for_writing()
         self._check_empty()  # another process may have been faster
         if master is not None:
@@ -282,7 +283,7 @@ class LMDBHistory(HistoryStore):
     def index(self, t: int) -> RoundIndex:
         """Return what is known of a round without reading its vectors.
 
-        Bounds of magnitudes were found when the round was written.
+        Bounds of magnitudes were computed when the round was written.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
@@ -317,7 +318,7 @@ class LMDBHistory(HistoryStore):
 
     @property
     def is_locked(self) -> bool:
-        """Whether the recording is encrypted and no master key was found."""
+        """Whether the recording is encrypted and its keys are not known."""
         return self._open()[0].is_locked
 
     @property
@@ -330,10 +331,10 @@ class LMDBHistory(HistoryStore):
         return 0 if self.is_empty else (self._directory / DATA).stat().st_size
 
     def damage(self, progress: Callable[[int], None] | None = None) -> list[Damage]:
-        """Read everything, and list all that is not as it was written.
+        """Read everything, and list every damage: `fedrec.history.repair` drops nothing else.
 
-        What `fedrec.history.repair` would drop can be told from it. Of an encrypted history whose
-        master key is not given, each record is compared with its checksum, and no more.
+        Of an encrypted history whose master key is not given, each record is compared with its
+        checksum, and no more.
 
         Args:
             progress: Called with the number of rounds that are left, after each one.

@@ -185,7 +185,7 @@ class Snapshot:
                 "HINT: ask for fewer rounds, or record more."
             )
         record = bytes(cursor.value())
-        # Who is there, whose update was kept, and what was sent is asked one after the other.
+        # An entry is asked for several times in a row: for the index, and to read the vectors.
         last = self.recording.last_entry
         if last is None or last[0] != record or last[1]["round"] != t:
             payload = self.recording.unpack(memoryview(record), t, ROUND)
@@ -355,7 +355,7 @@ class Snapshot:
         return bool(cursor.set_key(key(t, index)))
 
     def locked_damage(self, t: int) -> list[Damage]:
-        """Return what is damaged in round `t`, as far as that can be told without keys."""
+        """Return what is damaged in round `t`, as far as it shows without keys."""
         damage = []
         for database in ("updates", "models", "rounds"):
             cursor = self.environment.cursor(self.txn, database)

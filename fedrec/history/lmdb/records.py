@@ -2,17 +2,20 @@
 
 The words of this package:
 
-- history: a directory with one LMDB file, whatever is in it;
-- recording: what that file holds: a manifest, and rounds;
+- history: a directory with one LMDB file;
+- recording: what the file holds, a manifest and rounds. `recording` in the code is what is the same
+  for all rounds, a `StoredManifest`;
 - record: the value under one key, a 48-byte header and a payload;
-- key: round, and index;
-- index: the number of a client in a recording, or one of those below that stand for another thing;
-- vector: the numbers that a payload decodes to: an update, global weights, aggregate or buffers;
-- entry: the JSON that is the payload of a round's record;
-- snapshot: all that one read transaction sees.
+- key: a round, and an index;
+- index: a client's number in the recording, or a number below that stands for something else;
+- vector: float32 numbers that a payload decodes to: a client's update, or one of the model;
+- row: a client's place among the updates of a round;
+- round record: the record of a round, which is written last and makes the round count;
+- entry: what the round record says, JSON;
+- snapshot: what one read transaction sees.
 
 The checksum in a header covers the rest of the header, the key and the payload, so that a record
-that was damaged, or moved to another round, client or history, is found out. Header and checksum
+that was damaged, or moved to another round, client or history, is detected. Header and checksum
 are the same in every format version; the version says how to read everything else.
 """
 
@@ -44,6 +47,7 @@ JSON, FLOAT32 = 0, 1  # what a payload decodes to
 SEALED = 0x80  # added to it where the payload is encrypted
 # Client indices that stand for something else; those of clients count up from 0.
 FORGOTTEN, REPAIRS, MANIFEST, GLOBAL_WEIGHTS, AGGREGATE, BUFFERS, ROUND = range(2**32 - 7, 2**32)
+# What errors call them.
 NAMES = {
     FORGOTTEN: "the list of forgotten clients",
     REPAIRS: "the list of repairs",
@@ -55,7 +59,7 @@ NAMES = {
 }
 
 _MAGIC = b"FREC"
-_HEADER = struct.Struct("<4sHBBIIQ16s")  # all but its last 8 bytes, the checksum
+_HEADER = struct.Struct("<4sHBBIIQ16s")  # of a record, besides the last 8 bytes, the checksum
 HEADER_BYTES = _HEADER.size + 8
 _KEY = struct.Struct(">II")  # big-endian, so that the order of keys is the order of rounds
 
@@ -104,7 +108,7 @@ class StoredManifest:
         self.keys = keys
         #: Clients that were forgotten, or are being forgotten, with the time.
         self.forgotten: dict[str, str] = {}
-        #: Those of whom something may be left.
+        #: Clients that are being forgotten: updates of theirs may be left.
         self.pending: tuple[str, ...] = ()
         #: The entry that was read last, between the record it came from and the hash of that.
         self.last_entry: tuple[bytes, dict[str, Any], str] | None = None
@@ -183,7 +187,7 @@ class StoredManifest:
                 )
 
     def unfinished(self) -> str:
-        """Return what there is to say about clients that are half forgotten."""
+        """Return what errors say about clients that are half forgotten."""
         words = "".join(f" --client {client_id}" for client_id in self.pending)
         return (
             f"forgetting {', '.join(self.pending)} was interrupted. HINT: finish it with "
@@ -205,7 +209,7 @@ class StoredManifest:
         Args:
             t: Round.
             index: Client index.
-            payload: What to keep.
+            payload: Its payload.
             codec: `Codec.id`.
             dtype: `JSON` or `FLOAT32`.
             size: Numbers in the payload; by default its bytes.

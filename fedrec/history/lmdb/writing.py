@@ -46,8 +46,8 @@ class Row(NamedTuple):
 class Vector(NamedTuple):
     """One vector of a round, and where it goes.
 
-    `known` is what has been found out about it: its largest magnitude (0 where it is no client
-    update), or the row that it was encoded to.
+    `known` is its largest magnitude (0 where it is no client update), or the row that it was
+    encoded to, if one of these is known.
     """
 
     database: str
@@ -122,7 +122,7 @@ def vectors_of(arrays: RoundArrays, recording: StoredManifest) -> list[Vector]:
     known: Sequence[float | Row | None] | None = arrays.encoded
     if known is None:
         known = [None] * len(row_ids)
-        # Magnitudes of a large round are better found when a row is in the cache to be encoded.
+        # In a large round, magnitudes are cheaper when a row is in the cache to be encoded.
         if arrays.updates.nbytes < _SMALL or not kept.issuperset(row_ids):
             known = arrays.magnitudes()
     vectors = [
