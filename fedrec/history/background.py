@@ -20,9 +20,9 @@ from fedrec.types import RoundRecord
 
 __all__ = ["BackgroundWriter", "RoundReader", "read_ahead"]
 
-# As a niceness: a tenth of the time of one that computes where both want the same processor.
+# Niceness: a tenth of the time of a thread that computes on the same processor.
 _NICER = 10
-# Rounds that are not yet stored, and their bytes, if it is more than one.
+# The most rounds that wait to be stored, and their most bytes if there are several.
 _MOST_ROUNDS = 8
 _MOST_BYTES = 2**22
 # Bytes of updates: reading fewer is more work for Python than for the disk.
@@ -68,7 +68,7 @@ class BackgroundWriter:
         try:
             first.result()
         except BaseException:
-            # The others were to come behind it, and are refused.
+            # The rounds behind it are refused by the store: they are not the next.
             concurrent.futures.wait(future for future, _ in self._waiting)
             self._waiting.clear()
             raise
@@ -93,7 +93,7 @@ class BackgroundWriter:
 def _give_way() -> None:
     """Let this thread, and those that it starts, have the processors when nobody computes.
 
-    All processors compute a round: one that is taken for encoding holds up the others.
+    All processors compute a round: if encoding takes one of them, the others wait for it.
     """
     if sys.platform == "linux":  # elsewhere it would be the whole process
         thread = threading.get_native_id()
@@ -105,7 +105,7 @@ def _give_way() -> None:
 class RoundReader:
     """Reads the rounds of a recovery, each once, and the next one ahead of time.
 
-    Only what is asked for is read: the next round is fetched when this one was asked for.
+    No round is read that is not asked for or next: the next one is fetched when one was asked for.
 
     Args:
         history: The recording; updates of clients that do not remain are never read.
@@ -126,7 +126,7 @@ class RoundReader:
         """Return round `t` with what is kept of its cohort; its tensors must not be changed."""
         if self._current is not None and self._current.round == t:
             return self._current
-        self._current = None  # its memory may be needed for the next one
+        self._current = None  # its memory may be needed for the next round
         ahead, self._ahead = self._ahead, None
         record = ahead[1].result() if ahead is not None and ahead[0] == t else self._read(t)
         self._current = record

@@ -118,8 +118,8 @@ class Retention:
         return self.clients
 
     def most_rounds(self, max_rounds: int) -> int:
-        """Return of how many rounds, at most, the updates take room at the same time."""
-        # What is deleted in a round is free for the round after the next.
+        """Return the most rounds whose updates take room at the same time."""
+        # Pages of deleted updates are free for the round after the next.
         rounds = max_rounds if self.last is None else min(max_rounds, self.last + 2)
         return -(-rounds // self.every)
 

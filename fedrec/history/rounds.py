@@ -1,4 +1,4 @@
-"""A round as arrays: what stores keep below the `RoundRecord` that the loop sees."""
+"""A round in NumPy arrays, as stores take and give it; the loop has it as a `RoundRecord`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["RoundArrays", "RoundIndex"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundIndex:
-    """What a store tells of a round without reading its vectors.
+    """What a store knows of a round without reading its vectors.
 
     Args:
         round: Round $t$, 0-based.
         cohort: Clients that were asked, in order.
         refused: Clients that were asked and not used, with the reason.
         num_samples: Sizes of the clients whose updates were aggregated, in row order.
-        bounds: For each of them whose update can be read, a number that no magnitude in it
-            exceeds, in the same order. They are fewer where the manifest's `keep` says so.
+        bounds: For each of these clients whose update can be read, a number that no magnitude in
+            it exceeds, in row order. There are fewer where the manifest's `keep` says so.
 
     Examples:
         >>> index = RoundIndex(
@@ -50,12 +50,12 @@ class RoundIndex:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Those of them whose updates can be read."""
+        """Clients of `present` whose updates can be read, in row order."""
         return tuple(self.bounds)
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Those of them whose updates cannot be read."""
+        """Clients of `present` whose updates cannot be read, in row order."""
         return tuple(c for c in self.num_samples if c not in self.bounds)
 
 
@@ -67,14 +67,14 @@ class RoundArrays:
         round: Round $t$, 0-based.
         global_weights: Global weights at the start of the round, shape $(d,)$, float32.
         client_ids: The $m$ clients whose updates were aggregated, in row order.
-        updates: What they sent, shape $(m, d)$, float32.
+        updates: Their updates, shape $(m, d)$, float32.
         num_samples: Shape $(m,)$, int64.
         aggregate: What the aggregation rule returned, shape $(d,)$, float32.
         cohort: Clients that were asked, in order; empty means `client_ids`.
         refused: Clients that were asked and not used, with the reason.
         buffers: Averaged buffers after the round, shape $(b,)$, float32 or float64, or `None`.
         departure: Why the executor had left its plan by then, if it had.
-        dropped: Those of `client_ids` whose updates are not here, and not to be stored.
+        dropped: Clients of `client_ids` whose updates are not here, and not to be stored.
         encoded: The updates as the store has encoded them already, in row order, if it has.
 
     Examples:

@@ -1,4 +1,4 @@
-"""zstd and lz4: loaded when they are needed, and not trusted with how much comes out."""
+"""zstd and lz4: loaded when needed; how many bytes may come out is checked before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def zstd_compress(data: bytes | memoryview) -> bytes:
     """Return one zstd frame."""
     import zstandard
 
-    # Its own every time: none may serve two threads at once, and making one is cheap.
+    # A new compressor every time: two threads must not share one, and making one is cheap.
     return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
 
 

@@ -1,4 +1,4 @@
-"""Half the bytes."""
+"""The codec `float16`: half the bytes."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Environment:
         size = self._data.stat().st_size
         if size < _SMALLEST_FILE:  # LMDB would take an empty file for a new one
             raise self._truncated(size, _SMALLEST_FILE)
-        # All who have the file open share this lock; who puts another in its place has it alone.
+        # All that have the file open share this lock; who replaces the file has it alone.
         self._use = os.open(directory, os.O_RDONLY)
         try:
             self._lock(fcntl.LOCK_SH, "being compacted or repaired")
@@ -79,7 +79,7 @@ class Environment:
             raise
         try:
             self._page_bytes = self._env.stat()["psize"]
-            self.num_bytes()
+            self.num_bytes()  # raises if the file was cut
             require_sound_pages(self._env, self._data, self._page_bytes)
             self._env.reader_check()
             # For a moment this waits for a process that is just committing a round: handles that
@@ -122,7 +122,7 @@ class Environment:
     def acquire(cls, directory: Path, map_size: int | None, *, sync: bool = True) -> Environment:
         """Return this process's environment of a directory, opening it if need be.
 
-        One that is open syncs, or does not, as it was opened.
+        If it is open already, it syncs or not as it was opened.
 
         Raises:
             HistoryFormatError: If there is none on disk.
@@ -195,7 +195,7 @@ class Environment:
     @contextmanager
     def read(self) -> Iterator[lmdb.Transaction[memoryview]]:
         """Begin a read transaction; its values are views that die with it."""
-        self.num_bytes()  # that it is whole
+        self.num_bytes()  # raises if the file was cut
         try:
             with self._env.begin(buffers=True) as txn:
                 yield txn
@@ -322,14 +322,14 @@ def beside(directory: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, directory: Path) -> None:
-    """Move the file of a directory that is complete to another; what was there is replaced.
+    """Move a complete file to the directory of a history, in place of the one that is there.
 
-    After a crash, the old or the new one is there, whole.
+    After a crash, the old or the new file is there, whole.
     """
     sync(new / DATA)
     (new / DATA).replace(directory / DATA)
-    for entered in (directory, directory.parent):  # names are durable only now
-        sync(entered)
+    for folder in (directory, directory.parent):  # names are durable only now
+        sync(folder)
 
 
 def _pages(stat: Mapping[str, Any]) -> int:

@@ -39,12 +39,12 @@ def broken_chain(forgettings: Sequence[Mapping[str, Any]]) -> list[Damage]:
 
 
 def note(directory: Path, content: Mapping[str, Any]) -> None:
-    """Note down that clients are being forgotten, so that nobody takes it for done."""
+    """Note that clients are being forgotten, until they are."""
     write_atomically(directory / NOTE, canonical(content) + b"\n", private=True)
 
 
 def noted(directory: Path, store_id: str) -> dict[str, Any] | None:
-    """Return what was noted down for the history with this id and not finished.
+    """Return the note of clients that are being forgotten in the history with this id, if any.
 
     Raises:
         HistoryCorruptedError: If it cannot be read.

@@ -126,7 +126,7 @@ class Snapshot:
     def round_numbers(self) -> list[int]:
         """Return the rounds that have a record, whether or not some are missing."""
         cursor = self.environment.cursor(self.txn, "rounds")
-        return sorted(int.from_bytes(place[:4], "big") for place in cursor.iternext(values=False))
+        return sorted(int.from_bytes(k[:4], "big") for k in cursor.iternext(values=False))
 
     def repairs(self) -> list[dict[str, Any]]:
         """Return what repairs have dropped from this history, in the order they were made.
@@ -137,7 +137,7 @@ class Snapshot:
         return self._list(REPAIRS, "repairs")
 
     def forgotten(self) -> list[dict[str, Any]]:
-        """Return which clients were forgotten, in the order that happened.
+        """Return which clients were forgotten when, in that order.
 
         Raises:
             HistoryCorruptedError: If the bytes are not those that were written.
@@ -350,7 +350,7 @@ class Snapshot:
         return payload, codec.id, size
 
     def holds(self, t: int, index: int) -> bool:
-        """Whether a client's update lies on disk, unchecked."""
+        """Whether there is a record for a client's update; it is not checked."""
         cursor = self.environment.cursor(self.txn, "updates")
         return bool(cursor.set_key(key(t, index)))
 
@@ -360,10 +360,10 @@ class Snapshot:
         for database in ("updates", "models", "rounds"):
             cursor = self.environment.cursor(self.txn, database)
             cursor.set_range(key(t, 0))
-            for place, record in cursor.iternext():
-                if place[:4] != key(t, 0)[:4]:
+            for record_key, record in cursor.iternext():
+                if record_key[:4] != key(t, 0)[:4]:
                     break
-                index = int.from_bytes(place[4:], "big")
+                index = int.from_bytes(record_key[4:], "big")
                 try:
                     self.recording.check(record, t, index)
                 except DamagedRecordError as error:

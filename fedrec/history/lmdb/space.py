@@ -23,13 +23,12 @@ from fedrec.history.retention import Retention
 __all__ = ["Forecast", "expected_bytes", "forecast", "require_room", "require_room_for_all"]
 
 _PAGE = 4096
-_LEAF = _PAGE - 16  # what a page has for its records
+_LEAF = _PAGE - 16  # room for records in a page
 _LARGEST_IN_LEAF = 2038 - 2  # a longer record has pages of its own
 _NODE = 8 + 8  # what LMDB stores with a record: a header, and the key
 _POINTER = 8 + 2
-_FIXED = (
-    64 * _PAGE
-)  # roots, and pages that a commit replaces: the commit after the next reuses them
+# Roots, and pages that a commit replaces: the commit after the next uses them again.
+_FIXED = 64 * _PAGE
 _SLACK = 2**20  # a file is made this much longer before records are deleted
 # JSON of an entry: for each client its index, number of samples, checksum and bounds.
 _ENTRY_BYTES, _ENTRY_CLIENT_BYTES = 500, 90

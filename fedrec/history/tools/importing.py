@@ -1,4 +1,4 @@
-"""Making a history of an export, of which nothing is believed before it is checked."""
+"""Making a history of an export, every part of which is checked before it is used."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def import_history(
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Read what an export says about itself; `manifest` becomes a `Manifest`."""
+    """Read the `manifest.json` of an export; its `manifest` becomes a `Manifest`."""
 
     def no_number(text: str) -> NoReturn:
         raise ValueError(f"{text} is not a number")

@@ -1,4 +1,4 @@
-"""What a history holds, without reading its updates."""
+"""Facts about a history: sizes, clients, settings, without reading its updates."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def info(path: str | os.PathLike[str], *, master_key: str | None = None) -> Hist
         >>> with tempfile.TemporaryDirectory() as path:
         ...     with LMDBHistory(path, codec="int8") as history:
         ...         history.begin(manifest)
-        ...     found = info(path)
-        >>> found.num_rounds, found.max_rounds, found.num_clients, found.codec
+        ...     facts = info(path)
+        >>> facts.num_rounds, facts.max_rounds, facts.num_clients, facts.codec
         (0, 5, 2, 'int8')
     """
     folder = history_folder(path)

@@ -1,4 +1,4 @@
-"""Reading `.npz` files that may come from anywhere: no size, type or name in them is believed."""
+"""Reading `.npz` files that may come from anywhere: every size, type and name is checked."""
 
 from __future__ import annotations
 
