@@ -105,7 +105,7 @@ def _give_way() -> None:
 class RoundReader:
     """Reads the rounds of a recovery, each once, and the next one ahead of time.
 
-    No round is read that is not asked for or next: the next one is fetched when one was asked for.
+    When a round is asked for, the one after it is fetched, and no other.
 
     Args:
         history: The recording; updates of clients that do not remain are never read.

@@ -63,7 +63,7 @@ _FIELDS = {
     "aggregate": _Field(frozenset({str}), pattern=_CHECKSUM),
     "buffers": _Field(frozenset({str, _NONE}), pattern=_CHECKSUM),
 }
-# An entry of updates that come back exactly has `None` there.
+# `max_error` is `None` where the codec is exact.
 _INEXACT_FIELDS = {**_FIELDS, "max_error": _FIELDS["bounds"]}
 
 
