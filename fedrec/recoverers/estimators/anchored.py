@@ -25,40 +25,42 @@ WINDOW = 3
 
 
 class AnchoredLBFGS(Estimator):
-    r"""L-BFGS from the round in which a client was asked last, and not from the recorded one.
+    r"""Estimates from the exact update that a client sent last, and not from the recorded one.
 
     $$\hat g_t = a + \beta (\bar g_t - \bar g_0)
     + \gamma \tilde H \left[ (\hat w_t - \hat w_0) - \beta (\bar w_t - \bar w_0) \right]$$
 
-    for each client, where 0 is the round in which it was asked last, $\hat w_0$ the weights that it
-    was asked at, bars are what the server stored, and $\tilde H$ is made of the last $s$ pairs of
-    positive curvature. `PairedLBFGS` has to bridge $\hat w_t - \bar w_t$, all that lies between the
-    recovered and the recorded model. Where that is far, this estimate holds, as it has to bridge no
-    more than what has changed since the client was asked.
+    for each client. Round 0 is the round in which the client was asked last, at the weights
+    $\hat w_0$. Bars are what the server stored. $\tilde H$ is the L-BFGS approximation of the
+    client's Hessian from its last $s$ pairs of positive curvature. `PairedLBFGS` has to bridge
+    $\hat w_t - \bar w_t$, the whole distance between the recovered and the recorded model. This
+    estimator bridges what has changed since the client was asked, so it also recovers if the
+    recorded model is far away.
 
     The anchor $a$ is the prediction of round 0, moved by a fraction $K$ (`gain`) towards the exact
-    update, so that the noise of mini-batches averages out from one periodic correction to the next;
-    with $K = 1$ it is the exact update. With $K = \beta = \gamma = 1$ the estimate is that of
-    `PairedLBFGS`, provided that $\tilde H$ maps the client's newest pair to itself.
+    update: the noise of mini-batches averages out over periodic corrections. With $K = 1$ the
+    anchor is the exact update. With $K = \beta = \gamma = 1$ the estimate is that of
+    `PairedLBFGS`, if $\tilde H$ fulfils the secant equation of the client's newest pair.
 
-    What is `"pooled"` is regressed, over all clients, in the last three rounds in which all were
-    asked: first the changes of updates on those that $\tilde H$ predicts ($\gamma$), then what is
-    left of the exact ones on what is left of the recorded ones ($\beta$).
+    Weights that are `"pooled"` are regressed over all clients in the last three rounds in which
+    all clients were asked: first the changes of updates on the changes that $\tilde H$ predicts
+    ($\gamma$), then the rest of the exact changes on the rest of the recorded changes ($\beta$).
 
     Args:
-        gain: $K$ in (0, 1]; or `"spacing"`: $2 / (n + 1)$, if the client was asked $n$ rounds ago.
-            The noise of an anchor counts $n$ times over; with this gain it adds up to that of $n$
-            exact updates.
-        history_weight: $\beta$ in [0, 1], how much a change in the recording tells about one now;
-            or `"pooled"`; or `"client"`, for each, shrunk halfway to that.
-        curvature_weight: $\gamma$ in [0, 1], how much of the products is believed; or `"pooled"`.
+        gain: $K$ in (0, 1], or `"spacing"` for $2 / (n + 1)$ if the client was asked $n$ rounds
+            ago. An anchor is used $n$ times, and so is its noise; with this gain, the noise adds up
+            to that of $n$ exact updates.
+        history_weight: $\beta$ in [0, 1], how much a recorded change tells about the exact change;
+            or `"pooled"`; or `"client"` for one weight per client, shrunk halfway to `"pooled"`.
+        curvature_weight: $\gamma$ in [0, 1], how much of the products with $\tilde H$ is added; or
+            `"pooled"`.
         buffer_size: $s$, pairs per client, at least 1.
 
     Raises:
         ConfigurationError: If an argument is out of range.
 
     References:
-        - Cao et al., FedRecover, IEEE S&P 2023: what it starts from; the estimate is another.
+        - Cao et al., FedRecover, IEEE S&P 2023. The schedule is the paper's, the estimate is not.
 
     Examples:
         >>> AnchoredLBFGS().gain
@@ -118,7 +120,7 @@ class AnchoredLBFGS(Estimator):
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
     ) -> None:
-        """Put the anchors of these clients here; if all were asked, learn how well it predicted."""
+        """Move the anchors of these clients to this round; set the weights if all were asked."""
         if not len(self._anchors):
             self._allocate(global_weights)
         rows = self._rows_of(record)
@@ -146,7 +148,7 @@ class AnchoredLBFGS(Estimator):
     def _learn(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, filtered: bool
     ) -> Tensor:
-        """Set weights and gain by what came true, and return the anchors."""
+        """Set the weights from the changes since the last anchors, and return the new anchors."""
         known = (self._round[rows] >= 0).nonzero().flatten()
         if not len(known):
             return exact
@@ -204,7 +206,7 @@ class AnchoredLBFGS(Estimator):
             self._history_weights = ((own + prior * pooled) / (size + prior)).clamp(0, 1)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
-        """Estimate from the anchor of each client; who was never asked has no estimate."""
+        """Estimate from the anchors; a client that was never asked has no estimate."""
         rows = self._rows_of(record)
         usable = self._round[rows] >= 0
         if not bool(usable.any()):
