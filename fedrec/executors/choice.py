@@ -31,6 +31,7 @@ PATHS: dict[str, Train] = {
     "loop": train_in_a_loop,
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLED = (nn.Conv1d, nn.Conv2d)
 _NUM_TRIED = 8
 # Bytes of a chunk: activations ("grouped"), copies of the weights ("vmap").
 _BUDGET_ON_CPU = 256 << 20
@@ -41,19 +42,26 @@ _BUDGET_ELSEWHERE = 2 << 30
 class Choice:
     """A path, how many clients it takes at once, and why those before it were refused.
 
-    For `"grouped"` also whether the loss is a sum over samples, and no mean.
+    For `"grouped"` also whether the loss is a sum over samples, and no mean, and which convolutions
+    are computed by their winners.
     """
 
     path: str
     chunk_size: int | None = None
     refusals: tuple[str, ...] = ()
     is_sum: bool | None = None
+    winners: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The path, for people and for manifests."""
+        return f"{self.path} (winners)" if self.winners else self.path
 
     @property
     def train(self) -> Train:
         """The path's function."""
         if self.path == "grouped":
-            return partial(train_grouped, is_sum=self.is_sum)
+            return partial(train_grouped, is_sum=self.is_sum, winners=self.winners)
         return PATHS[self.path]
 
 
@@ -86,7 +94,7 @@ def choose(
             reason = trial.objection(candidate)
         if reason is None:
             size = trial.chunk_size(candidate)
-            return Choice(candidate, size, tuple(refusals), trial.is_sum)
+            return Choice(candidate, size, tuple(refusals), trial.is_sum, trial.winners)
         refusals.append(f"{candidate}: {reason}")
     return Choice("sequential", refusals=tuple(refusals))
 
@@ -112,6 +120,7 @@ class _Trial:
         self.num_parameters = cohort.global_weights.numel()
         self.bytes_per_sample = 1.0
         self.is_sum: bool | None = None
+        self.winners: tuple[str, ...] = ()
         self.reference = SequentialExecutor().compute(
             self.cohort.clients, cohort.global_weights, cohort.ctx
         )
@@ -131,9 +140,17 @@ class _Trial:
 
     def objection(self, path: str) -> str | None:
         """Say why a path is not right for these clients, or `None`."""
+        convolves = any(isinstance(layer, _POOLED) for layer in self.cohort.module.modules())
+        if path == "grouped" and convolves:
+            if self._objection(path, winners=None) is None and self.winners:
+                return None
+            self.winners = ()
+        return self._objection(path, winners=())
+
+    def _objection(self, path: str, winners: tuple[str, ...] | None) -> str | None:
         train, watches = PATHS[path], list[SampleWatch]()
         if path == "grouped":
-            train = partial(train_grouped, watches=watches)
+            train = partial(train_grouped, watches=watches, winners=winners)
         try:
             if path != "loop":
                 refuse_hooks(self.cohort.module)
@@ -150,6 +167,8 @@ class _Trial:
         if path != "grouped":
             return None
         self.is_sum = any(watch.loss_is_sum for watch in watches)
+        fused = {name for w in watches if w.deferrals is not None for name in w.deferrals.fused}
+        self.winners = tuple(sorted(fused))
         num_bytes = sum(watch.num_bytes for watch in watches)
         self.bytes_per_sample = num_bytes / sum(len(s[0]) for s in self.cohort.batches)
         return self._left_out({k: v for watch in watches for k, v in watch.left_out.items()})

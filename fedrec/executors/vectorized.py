@@ -149,7 +149,7 @@ class VectorizedExecutor(Executor):
         choices = list(self._choices.values())
         plan: dict[str, Any] = {
             "executor": type(self).__name__,
-            "path": " and ".join(choice.path for choice in choices),
+            "path": " and ".join(choice.name for choice in choices),
         }
         if any(choice.path in PATHS for choice in choices):
             plan["audit"] = self.audit
