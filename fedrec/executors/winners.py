@@ -30,6 +30,8 @@ __all__ = ["Deferrals", "Output", "WinnersFunction", "kernels"]
 # Entries of a kernel, channels included, up to which a convolution is computed here: few numbers
 # are gathered for each output, and oneDNN, made for many channels, waits for memory.
 _SMALL_KERNEL = 32
+# Entries of a kernel times those of a window up to which all of a window's outputs are multiplied.
+_SMALL_PRODUCTS = 128
 # Bytes of outputs that oneDNN makes at a time, for pooling to find them in the cache.
 _BLOCK = 1 << 20
 # Of the outputs at most this share may win.
@@ -191,17 +193,30 @@ class Fused:
         if self.bias is not None:
             bias[: len(self.bias)] = self.bias
         matrix = weight.view(-1, columns).numpy()
-        fixed = (_rows(x), matrix, bias.numpy(), self.convolution, *how, _tiles(columns))
+        fixed = (_rows(x), matrix, bias.numpy(), self.convolution, *how)
         call = partial(kernels()["_convolve_and_pool"], *fixed, out.numpy(), codes.numpy())
         _share(call, len(x))
 
     def _convolve_by_onednn(self, x: Tensor, how: Any, out: Tensor, codes: Tensor) -> None:
-        weight = self.weight.contiguous(memory_format=torch.channels_last)
+        weight, bias = self.weight, self.bias
+        if len(weight) % 16 and len(weight) > 16:  # oneDNN takes longer for fewer
+            more = -len(weight) % 16
+            weight = functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, more))
+            bias = None if bias is None else functional.pad(bias, (0, more))
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        if self.padding == (0, 0):  # without what no window sees
+            windows = zip(self.windows, self.geometry[:2], self.geometry[2:4], strict=True)
+            rows, columns = ((n - 1) * step + size for n, size, step in windows)
+            height, width = (
+                (n - 1) * s + k
+                for n, s, k in zip((rows, columns), self.stride, self.kernel, strict=True)
+            )
+            x = x[:, :, :height, :width]
         per_image = 4 * self.height * self.width * len(weight)
         each = max(1, torch.get_num_threads() * _BLOCK // per_image)
         for some in range(0, len(x), each):
             block = slice(some, some + each)
-            y = functional.conv2d(x[block], weight, self.bias, self.stride, self.padding)
+            y = functional.conv2d(x[block], weight, bias, self.stride, self.padding)
             y = y.permute(0, 2, 3, 1).contiguous()
             targets = (out[block].numpy(), codes[block].numpy())
             _share(partial(kernels()["_pool"], y.numpy(), *how, *targets), len(y))
@@ -211,6 +226,21 @@ class Fused:
     ) -> tuple[Tensor, Tensor]:
         """Return those of weight and bias of each of so many clients."""
         x, g = _image(x), _image(g)
+        window = math.prod(self.geometry[:2])
+        size = self.weight[0].numel()
+        if window * size <= _SMALL_PRODUCTS and len(self.weight) >= 16:
+            weights = torch.empty(count, len(self.weight), size)
+            biases = torch.empty(count, len(self.weight), dtype=torch.float64)
+            rows = g.permute(0, 2, 3, 1).contiguous().flatten(1, 2)
+            _, listed, _, origins = self._listed(g, codes)
+            last = math.prod(self.convolution[6:]) - (self.kernel[0] - 1) * self.convolution[7]
+            origins = origins[:, :window].clip(0, last - self.convolution[1]).copy()
+            fixed = (_rows(x), rows.numpy(), listed, origins, self.convolution, window)
+            targets = (weights.numpy(), biases.numpy())
+            call = kernels()["_small_weight_gradients"]
+            _share(partial(call, *fixed, self._slope, *targets), count)
+            weights = weights.view(count, len(self.weight), *self.kernel, self.channels)
+            return weights.permute(0, 1, 4, 2, 3), biases
         tiles = _tiles(self.convolution[1])
         row = _width(tiles)
         weights = torch.empty(count, len(self.weight), self.kernel[0] * row)
@@ -240,16 +270,20 @@ class Fused:
     def _slope(self) -> np.float32:
         return np.float32(self.pooling.slope)
 
-    def _listed(self, g: Tensor, codes: Tensor) -> tuple[Any, Any, Any]:
-        """Return gradients and codes by position, and where each entry's patch begins."""
+    def _listed(self, g: Tensor, codes: Tensor) -> tuple[Any, Any, Any, Any]:
+        """Return gradients and codes by position, their order, and where patches begin."""
         down, across = self.pooling.stride, self.windows[1]
         position, q = np.arange(self.windows[0] * across)[:, None], np.arange(128)
+        # Down every other column, then the others: what is added to one patch is then in memory
+        # when a patch that overlaps with it comes.
+        numbers = np.arange(self.windows[0] * across).reshape(-1, across)
+        order = np.concatenate([numbers[:, 0::2].T.ravel(), numbers[:, 1::2].T.ravel()])
         width = (self.pooling.size or (1, 1))[1]
         top = position // across * down[0] - self.pooling.padding[0] + q // width
         left = position % across * down[1] - self.pooling.padding[1] + q % width
         origins = top * self.stride[0] * self.convolution[7] + left * self.convolution[3]
         gradients = g.flatten(2).transpose(1, 2)
-        return gradients.numpy(), codes.flatten(1, 2).numpy(), origins
+        return gradients.numpy(), codes.flatten(1, 2).numpy(), order, origins
 
 
 def _share(call: Callable[[int, int], None], size: int) -> None:

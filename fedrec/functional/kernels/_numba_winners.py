@@ -29,10 +29,17 @@ __all__ = ["compiled"]
 
 _LANES = 16
 _VECTOR = ir.VectorType(ir.FloatType(), _LANES)
+_CODE = ir.IntType(32)
 # Numbers of a tile, and into how many sums each is added in turn: six vectors or so are in flight
 # at a time, since a fused multiplication and addition takes four cycles and two begin in each.
 _SUMS = {96: 1, 64: 1, 32: 3, 16: 4}
 _WIDEST = max(_SUMS)
+# Outputs of a convolution that are computed beside each other, so that a weight is read for all.
+_POSITIONS = 6
+# Entries of a patch that meet a gradient at a time.
+_TAPS = 9
+# Added to the number of a window's entry where the winner is not positive.
+_LOW = 128
 
 _Array = npt.NDArray[Any]
 
@@ -55,7 +62,7 @@ def _store(builder: Any, value: Any, pointer: Any, lane: int) -> None:
 
 
 def _splat(builder: Any, number: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    undefined = ir.Constant(ir.VectorType(number.type, _LANES), ir.Undefined)
     first = builder.insert_element(undefined, number, ir.IntType(32)(0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
     return builder.shuffle_vector(first, undefined, zeros)
@@ -143,6 +150,152 @@ def _spreading(width: int) -> Any:
     return intrinsic(add)
 
 
+def _generate_convolution(  # type: ignore[no-untyped-def]
+    typing_context, y, place, step, weight, column, num_columns, bias, x, start, shift, places, size
+):
+    """Compute 16 channels of `_POSITIONS` outputs of a convolution that lie beside each other."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        y, place, step, weight, column, num_columns, bias, x, start, shift, places, size = arguments
+        kinds = signature.args
+        index = place.type
+        into = _address(context, builder, kinds[0], y, place, column)
+        weights = _address(context, builder, kinds[3], weight, column)
+        source = _address(context, builder, kinds[7], x, start)
+        all_places = _address(context, builder, kinds[10], places)
+        sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(_POSITIONS)]
+        first = _load(builder, _address(context, builder, kinds[6], bias, column), 0)
+        for total in sums:
+            builder.store(first, total)
+        with cgutils.for_range(builder, size) as loop:
+            value = _load(builder, builder.gep(weights, [builder.mul(loop.index, num_columns)]), 0)
+            entry = builder.gep(source, [builder.load(builder.gep(all_places, [loop.index]))])
+            for position, total in enumerate(sums):
+                number = builder.gep(entry, [builder.mul(shift, index(position))])
+                factor = _splat(builder, builder.load(number))
+                builder.store(_fma(builder, factor, value, builder.load(total)), total)
+        for position, total in enumerate(sums):
+            row = builder.gep(into, [builder.mul(step, index(position))])
+            _store(builder, builder.load(total), row, 0)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.void(y, n, n, weight, n, n, bias, x, n, n, places, n), generate
+
+
+def _generate_best(  # type: ignore[no-untyped-def]
+    typing_context, y, starts, entries, count, column, first_slope, last_slope, best, code
+):
+    """Find the largest of some rows in 16 columns, and which it is."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        y, starts, entries, count, column, first_slope, last_slope, best, code = arguments
+        kinds = signature.args
+        source = _address(context, builder, kinds[0], y, column)
+        all_starts = _address(context, builder, kinds[1], starts)
+        all_entries = _address(context, builder, kinds[2], entries)
+        zero, numbers = ir.Constant(_VECTOR, [0.0] * _LANES), ir.VectorType(_CODE, _LANES)
+
+        def sloped(value: Any, slope: Any) -> tuple[Any, Any]:
+            """Multiply what is not positive; say where that is."""
+            low = builder.fcmp_ordered("<=", value, zero)
+            is_zero = _splat(builder, builder.fcmp_ordered("==", slope, slope.type(0)))
+            scaled = builder.fmul(value, _splat(builder, slope))
+            scaled = builder.select(is_zero, zero, scaled)  # also where it is infinite
+            return builder.select(low, scaled, value), low
+
+        def read(k: Any) -> tuple[Any, Any]:
+            row = builder.gep(source, [builder.load(builder.gep(all_starts, [k]))])
+            value, _ = sloped(_load(builder, row, 0), first_slope)
+            return value, _splat(builder, builder.load(builder.gep(all_entries, [k])))
+
+        largest, which = (cgutils.alloca_once(builder, kind) for kind in (_VECTOR, numbers))
+        for value, place in zip(read(count.type(0)), (largest, which), strict=True):
+            builder.store(value, place)
+        one = count.type(1)
+        with cgutils.for_range_slice(builder, one, count, one, count.type) as (k, _):
+            value, entry = read(k)
+            before = builder.load(largest)
+            # As torch: the first of equal values, and any that is not a number.
+            wins = builder.fcmp_ordered(">", value, before)
+            wins = builder.or_(wins, builder.fcmp_unordered("uno", value, value))
+            builder.store(builder.select(wins, value, before), largest)
+            builder.store(builder.select(wins, entry, builder.load(which)), which)
+        value, low = sloped(builder.load(largest), last_slope)
+        into = _address(context, builder, kinds[7], best, column)
+        _store(builder, value, into, 0)
+        flags = builder.select(
+            low, ir.Constant(numbers, [_LOW] * _LANES), ir.Constant(numbers, [0] * _LANES)
+        )
+        bytes_ = ir.VectorType(ir.IntType(8), _LANES)
+        codes = builder.trunc(builder.add(builder.load(which), flags), bytes_)
+        place = _address(context, builder, kinds[8], code, column)
+        builder.store(codes, builder.bitcast(place, bytes_.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.void(y, starts, entries, n, n, first_slope, last_slope, best, code), generate
+
+
+def _generate_products(  # type: ignore[no-untyped-def]
+    typing_context, sums, start, g, codes, channel, channels, origins, size, x, places, first, slope
+):
+    """Add up the products of 16 channels' gradients and `_TAPS` numbers of a patch in an image.
+
+    The sums of the gradients themselves follow those of the products.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sums, start, g, codes, channel, channels, origins, size, x, places, first, slope = arguments
+        kinds = signature.args
+        index = start.type
+        into = _address(context, builder, kinds[0], sums, start)
+        gradients = _address(context, builder, kinds[2], g, channel)
+        all_codes = _address(context, builder, kinds[3], codes, channel)
+        kind = cgutils.create_struct_proxy(kinds[6])(context, builder, origins)
+        positions, entries = cgutils.unpack_tuple(builder, kind.shape, 2)
+        source = _address(context, builder, kinds[8], x)
+        all_places = _address(context, builder, kinds[9], places, first)
+        zero, numbers = ir.Constant(_VECTOR, [0.0] * _LANES), ir.VectorType(_CODE, _LANES)
+        bytes_ = ir.VectorType(ir.IntType(8), _LANES)
+        lows = ir.Constant(numbers, [_LOW] * _LANES)
+        slopes = _splat(builder, slope)
+        taps = [builder.load(builder.gep(all_places, [index(t)])) for t in range(_TAPS)]
+        totals = [cgutils.alloca_once(builder, _VECTOR) for _ in range(_TAPS + 1)]
+        for t, total in enumerate(totals):
+            builder.store(_load(builder, into, t * _LANES), total)
+        with cgutils.for_range(builder, positions) as loop:
+            at = builder.mul(loop.index, channels)
+            value = _load(builder, builder.gep(gradients, [at]), 0)
+            place = builder.bitcast(builder.gep(all_codes, [at]), bytes_.as_pointer())
+            code = builder.zext(builder.load(place, align=1), numbers)
+            low = builder.icmp_unsigned(">=", code, lows)
+            value = builder.select(low, builder.fmul(value, slopes), value)
+            code = builder.select(low, builder.sub(code, lows), code)
+            builder.store(builder.fadd(builder.load(totals[-1]), value), totals[-1])
+            row = builder.gep(kind.data, [builder.mul(loop.index, entries)])
+            with cgutils.for_range(builder, size) as inner:
+                entry = builder.trunc(inner.index, _CODE)
+                wins = builder.icmp_unsigned("==", code, _splat(builder, entry))
+                share = builder.select(wins, value, zero)
+                patch = builder.gep(source, [builder.load(builder.gep(row, [inner.index]))])
+                for tap, total in zip(taps, totals, strict=False):
+                    number = _splat(builder, builder.load(builder.gep(patch, [tap])))
+                    builder.store(_fma(builder, number, share, builder.load(total)), total)
+        for t, total in enumerate(totals):
+            _store(builder, builder.load(total), into, t * _LANES)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return (
+        types.void(sums, n, g, codes, n, n, origins, n, x, places, n, slope),
+        generate,
+    )
+
+
+_add_products: Any = intrinsic(_generate_products)
+_find_best: Any = intrinsic(_generate_best)
+_convolve: Any = intrinsic(_generate_convolution)
 _add_96, _add_64, _add_32, _add_16 = (_summing(width) for width in _SUMS)
 _put_96, _put_64, _put_32, _put_16 = (_spreading(width) for width in _SUMS)
 _inline: Any = register_jitable
@@ -183,64 +336,66 @@ def _copy_padded(image, top, left, padded_row, into):  # type: ignore[no-untyped
 
 
 @_inline
-def _pool_rows(y, first, last, geometry, slope, before, out, codes):  # type: ignore[no-untyped-def]
-    """Pool some rows of windows of one image; `y` has shape (height, width, channels or more)."""
+def _pool_row(y, i, geometry, slope, before, out, codes):  # type: ignore[no-untyped-def]
+    """Pool a row of windows of one image; `y` has shape (height, width, channels or more)."""
     pool_height, pool_width, step_down, step_right, top, left, height, width = geometry
     channels = out.shape[2]
-    which = np.empty(channels, np.int32)
-    for i in range(first, last):
-        for j in range(out.shape[1]):
-            best, code = out[i, j], codes[i, j]
-            begun = False
-            for q in range(pool_height * pool_width):
-                r = i * step_down - top + q // pool_width
-                s = j * step_right - left + q % pool_width
-                if r < 0 or r >= height or s < 0 or s >= width:
-                    continue
-                row = y[r, s]
-                if not begun:
-                    begun = True
-                    for c in range(channels):
-                        v = row[c]
-                        if before:
-                            v = v if v > 0 or v != v else v * slope
-                        best[c] = v
-                        which[c] = q
-                else:
-                    for c in range(channels):
-                        v = row[c]
-                        if before:
-                            v = v if v > 0 or v != v else v * slope
-                        # As torch: the first of equal values, and any that is not a number.
-                        wins = v > best[c] or v != v
-                        best[c] = v if wins else best[c]
-                        which[c] = np.int32(q) if wins else which[c]
-            for c in range(channels):
-                v = best[c]
-                low = v <= 0
-                code[c] = which[c] + (128 if low else 0)
-                if not before:
-                    scaled = v * slope if slope != 0 else np.float32(0)
-                    best[c] = scaled if low else v
+    flat, row = y.reshape(-1), y.shape[1]
+    starts = np.empty(pool_height * pool_width, np.int64)
+    entries = np.empty(pool_height * pool_width, np.int32)
+    first_slope = slope if before else np.float32(1)
+    last_slope = np.float32(1) if before else slope
+    for j in range(out.shape[1]):
+        count = 0
+        for q in range(pool_height * pool_width):
+            r = i * step_down - top + q // pool_width
+            s = j * step_right - left + q % pool_width
+            if 0 <= r < height and 0 <= s < width:
+                starts[count] = (r * row + s) * y.shape[2]
+                entries[count] = q
+                count += 1
+        best, code = out[i, j], codes[i, j]
+        if channels >= _LANES:
+            for c in range(0, channels, _LANES):
+                # The last vector overlaps the one before: the same values are written twice.
+                c = min(c, channels - _LANES)
+                _find_best(flat, starts, entries, count, c, first_slope, last_slope, best, code)
+            continue
+        for c in range(channels):
+            m, q = np.float32(0), 0
+            for k in range(count):
+                v = flat[starts[k] + c]
+                v = v if v > 0 or v != v else v * first_slope
+                # As torch: the first of equal values, and any that is not a number.
+                if k == 0 or v > m or v != v:
+                    m, q = v, entries[k]
+            if m <= 0:
+                q += _LOW
+                m = m * last_slope if last_slope != 0 else np.float32(0)
+            best[c], code[c] = m, q
 
 
 def _pool(y, geometry, slope, before, out, codes, first, last):  # type: ignore[no-untyped-def]
     for a in range(first, last):
-        _pool_rows(y[a], 0, out.shape[1], geometry, slope, before, out[a], codes[a])
+        for i in range(out.shape[1]):
+            _pool_row(y[a], i, geometry, slope, before, out[a], codes[a])
 
 
 def _convolve_and_pool(  # type: ignore[no-untyped-def]
-    x, weight, bias, convolution, geometry, slope, before, tiles, out, codes, first, last
+    x, weight, bias, convolution, geometry, slope, before, out, codes, first, last
 ):
     kernel_height, kernel_row, step_down, step_right, top, left, padded_height, padded_row = (
         convolution
     )
     height, width = geometry[6:8]
-    size = kernel_height * kernel_row
-    padded = np.zeros(padded_height * padded_row + _WIDEST, np.float32)
-    y = np.empty((height, width, len(bias)), np.float32)
+    columns = len(bias)
+    groups = -(-width // _POSITIONS)
+    padded = np.zeros(padded_height * padded_row + _POSITIONS * step_right, np.float32)
+    y = np.empty((height, groups * _POSITIONS, columns), np.float32)
     flat, flat_weight = y.reshape(-1), weight.reshape(-1)
-    patch, places = np.empty(size, np.float32), np.arange(size) * len(bias)
+    places = np.empty(kernel_height * kernel_row, np.int64)
+    for t in range(len(places)):
+        places[t] = t // kernel_row * padded_row + t % kernel_row
     for a in range(first, last):
         _copy_padded(x[a], top, left, padded_row, padded)
         done = 0
@@ -248,37 +403,34 @@ def _convolve_and_pool(  # type: ignore[no-untyped-def]
             # The rows that this row of windows sees and the one before does not.
             end = min(i * geometry[2] - geometry[4] + geometry[0], height)
             for r in range(done, end):
-                for s in range(width):
+                for s in range(0, groups * _POSITIONS, _POSITIONS):
                     start = r * step_down * padded_row + s * step_right
-                    for k in range(kernel_height):
-                        for e in range(kernel_row):
-                            patch[k * kernel_row + e] = padded[start + k * padded_row + e]
-                    place = (r * width + s) * len(bias)
-                    for c in range(len(bias)):
-                        flat[place + c] = bias[c]
-                    for t in range(len(tiles)):
-                        at = tiles[t, 0]
-                        _add(tiles[t, 1], flat, place + at, flat_weight, at, patch, places, size)
+                    place = (r * groups * _POSITIONS + s) * columns
+                    for c in range(0, columns, _LANES):
+                        _convolve(
+                            flat, place, columns, flat_weight, c, columns, bias, padded, start,
+                            step_right, places, len(places),
+                        )  # fmt: skip
             done = max(done, end)
-            _pool_rows(y, i, i + 1, geometry, slope, before, out[a], codes[a])
+            _pool_row(y, i, geometry, slope, before, out[a], codes[a])
 
 
 @_inline
-def _winners(g, codes, channel, origins, slope, factors, places):  # type: ignore[no-untyped-def]
+def _winners(g, codes, channel, order, origins, slope, factors, places):  # type: ignore[no-untyped-def]
     """List the gradients of one channel that are not zero, and where what they meet begins."""
     count = 0
-    for position in range(len(g)):
+    for position in order:
         code = codes[position, channel]
         v = g[position, channel]
-        v = v * slope if code >= 128 else v
+        v = v * slope if code >= _LOW else v
         factors[count] = v
-        places[count] = origins[position, code & 127]
+        places[count] = origins[position, code & (_LOW - 1)]
         count += 1 if v != 0 else 0
     return count
 
 
 def _weight_gradients(  # type: ignore[no-untyped-def]
-    x, g, codes, origins, convolution, slope, tiles, weights, biases, first, last
+    x, g, codes, order, origins, convolution, slope, tiles, weights, biases, first, last
 ):
     kernel_height, _, _, _, top, left, padded_height, padded_row = convolution
     channels, row = weights.shape[1], weights.shape[2] // kernel_height
@@ -292,7 +444,7 @@ def _weight_gradients(  # type: ignore[no-untyped-def]
         for a in range(client * per_client, (client + 1) * per_client):
             _copy_padded(x[a], top, left, padded_row, padded)
             for c in range(channels):
-                count = _winners(g[a], codes[a], c, origins, slope, factors, places)
+                count = _winners(g[a], codes[a], c, order, origins, slope, factors, places)
                 part = 0.0
                 for j in range(count):
                     part += factors[j]
@@ -305,8 +457,50 @@ def _weight_gradients(  # type: ignore[no-untyped-def]
                         _add(tiles[t, 1], total, into + at, padded, start, factors, places, count)
 
 
+def _small_weight_gradients(  # type: ignore[no-untyped-def]
+    x, g, codes, origins, convolution, window, slope, weights, biases, first, last
+):
+    """The same for small kernels and 16 channels or more, whose gradients are taken together."""
+    _, kernel_row, _, _, top, left, padded_height, padded_row = convolution
+    channels, size = weights.shape[1:]
+    padded = np.zeros(padded_height * padded_row, np.float32)
+    groups, tiles = -(-size // _TAPS), -(-channels // _LANES)
+    places = np.empty(groups * _TAPS, np.int64)
+    for t in range(len(places)):
+        entry = min(t, size - 1)
+        places[t] = entry // kernel_row * padded_row + entry % kernel_row
+    sums = np.empty((groups, tiles, _TAPS + 1, _LANES), np.float32)
+    flat = sums.reshape(-1)
+    per_client = len(x) // len(weights)
+    for client in range(first, last):
+        flat[:] = 0
+        total, total_bias = weights[client], biases[client]
+        total_bias[:] = 0
+        for a in range(client * per_client, (client + 1) * per_client):
+            _copy_padded(x[a], top, left, padded_row, padded)
+            gradients, of_image = g[a].reshape(-1), codes[a].reshape(-1)
+            for group in range(groups):
+                for tile in range(tiles):
+                    c = min(tile * _LANES, channels - _LANES)  # the last two may overlap
+                    start = (group * tiles + tile) * (_TAPS + 1) * _LANES
+                    _add_products(
+                        flat, start, gradients, of_image, c, channels, origins, window, padded,
+                        places, group * _TAPS, slope,
+                    )  # fmt: skip
+            for c in range(channels):
+                tile = c // _LANES
+                lane = c - min(tile * _LANES, channels - _LANES)
+                total_bias[c] += sums[0, tile, _TAPS, lane]
+            sums[:, :, _TAPS] = 0
+        for c in range(channels):
+            tile = c // _LANES
+            lane = c - min(tile * _LANES, channels - _LANES)
+            for t in range(size):
+                total[c, t] = sums[t // _TAPS, tile, t % _TAPS, lane]
+
+
 def _input_gradients(  # type: ignore[no-untyped-def]
-    g, codes, origins, convolution, slope, tiles, weight, out, first, last
+    g, codes, order, origins, convolution, slope, tiles, weight, out, first, last
 ):
     kernel_height, _, _, _, top, left, padded_height, padded_row = convolution
     channels, row = weight.shape[0], weight.shape[1] // kernel_height
@@ -316,7 +510,7 @@ def _input_gradients(  # type: ignore[no-untyped-def]
     for a in range(first, last):
         padded[:] = 0
         for c in range(channels):
-            count = _winners(g[a], codes[a], c, origins, slope, factors, places)
+            count = _winners(g[a], codes[a], c, order, origins, slope, factors, places)
             for k in range(kernel_height):
                 for t in range(len(tiles)):
                     at = tiles[t, 0]
@@ -335,17 +529,21 @@ def compiled() -> dict[str, Callable[..., None]]:
     """Compile everything, or load it from numba's cache; return it by name."""
     eight = "UniTuple(int64, 8)"
     image, values, codes = "float32[:, :, ::1]", "float32[:, :, :, ::1]", "uint8[:, :, :, ::1]"
-    listed = "float32[:, :, :], uint8[:, :, ::1], int64[:, ::1]"
+    listed = "float32[:, :, :], uint8[:, :, ::1], int64[::1], int64[:, ::1]"
     tiles, matrix, stack = "int64[:, ::1]", "float32[:, ::1]", "float32[:, :, ::1]"
     signatures: dict[Any, str] = {
         _pool: f"void({values}, {eight}, float32, boolean, {values}, {codes}, int64, int64)",
         _convolve_and_pool: (
-            f"void({image}, {matrix}, float32[::1], {eight}, {eight}, float32, boolean, {tiles}, "
+            f"void({image}, {matrix}, float32[::1], {eight}, {eight}, float32, boolean, "
             f"{values}, {codes}, int64, int64)"
         ),
         _weight_gradients: (
             f"void({image}, {listed}, {eight}, float32, {tiles}, {stack}, float64[:, ::1], "
             "int64, int64)"
+        ),
+        _small_weight_gradients: (
+            f"void({image}, {image}, uint8[:, :, ::1], int64[:, ::1], {eight}, int64, float32, "
+            f"{stack}, float64[:, ::1], int64, int64)"
         ),
         _input_gradients: (
             f"void({listed}, {eight}, float32, {tiles}, {matrix}, {image}, int64, int64)"
