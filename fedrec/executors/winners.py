@@ -36,7 +36,7 @@ _SMALL_PRODUCTS = 128
 _BLOCK = 1 << 20
 # Of the outputs at most this share may win.
 _LARGEST_SHARE = 0.5
-_MOST_WINDOW_ENTRIES = 128  # what seven bits of a code can tell apart
+_ENTRIES = 128  # of a window: what seven bits of a code can tell apart
 
 
 @lru_cache(maxsize=1)
@@ -87,7 +87,7 @@ class Pooling:
         """Return this with a max-pooling after it; `None` if that is of an unusual kind."""
         size = _pair(kernel_size, ndim, 1)
         usual = not ceil_mode and not return_indices and _pair(dilation, ndim, 1) == (1, 1)
-        if self.size is not None or not usual or math.prod(size) > _MOST_WINDOW_ENTRIES:
+        if self.size is not None or not usual or math.prod(size) > _ENTRIES:
             return None
         # To torch an empty list is no stride, either.
         steps = size if stride is None or stride == [] else _pair(stride, ndim, 1)
@@ -226,21 +226,8 @@ class Fused:
     ) -> tuple[Tensor, Tensor]:
         """Return those of weight and bias of each of so many clients."""
         x, g = _image(x), _image(g)
-        window = math.prod(self.geometry[:2])
-        size = self.weight[0].numel()
-        if window * size <= _SMALL_PRODUCTS and len(self.weight) >= 16:
-            weights = torch.empty(count, len(self.weight), size)
-            biases = torch.empty(count, len(self.weight), dtype=torch.float64)
-            rows = g.permute(0, 2, 3, 1).contiguous().flatten(1, 2)
-            _, listed, _, origins = self._listed(g, codes)
-            last = math.prod(self.convolution[6:]) - (self.kernel[0] - 1) * self.convolution[7]
-            origins = origins[:, :window].clip(0, last - self.convolution[1]).copy()
-            fixed = (_rows(x), rows.numpy(), listed, origins, self.convolution, window)
-            targets = (weights.numpy(), biases.numpy())
-            call = kernels()["_small_weight_gradients"]
-            _share(partial(call, *fixed, self._slope, *targets), count)
-            weights = weights.view(count, len(self.weight), *self.kernel, self.channels)
-            return weights.permute(0, 1, 4, 2, 3), biases
+        if math.prod(self.geometry[:2]) * self.weight[0].numel() <= _SMALL_PRODUCTS:
+            return self._small_weight_gradients(x, g, count, codes)
         tiles = _tiles(self.convolution[1])
         row = _width(tiles)
         weights = torch.empty(count, len(self.weight), self.kernel[0] * row)
@@ -252,6 +239,26 @@ class Fused:
         weights = weights[..., : self.convolution[1]]
         weights = weights.unflatten(-1, (self.kernel[1], self.channels))
         return weights.permute(0, 1, 4, 2, 3), biases
+
+    def _small_weight_gradients(
+        self, x: Tensor, g: Tensor, count: int, codes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        channels, size = len(self.weight), self.weight[0].numel()
+        more = max(0, 16 - channels)  # of no consequence
+        weights = torch.empty(count, channels + more, size)
+        biases = torch.empty(count, channels + more, dtype=torch.float64)
+        rows = functional.pad(g.permute(0, 2, 3, 1), (0, more)).contiguous()
+        listed = functional.pad(codes, (0, more))
+        # Where no entry of a window is, its gradient is zero, and any patch will do.
+        height, row = self.convolution[6:]
+        last = (height - self.kernel[0]) * row + row - self.convolution[1]
+        origins = self._origins()[:, : math.prod(self.geometry[:2])].clip(0, last).copy()
+        fixed = (_rows(x), rows.flatten(1, 2).numpy(), listed.flatten(1, 2).numpy(), origins)
+        targets = (weights.numpy(), biases.numpy())
+        call = kernels()["_small_weight_gradients"]
+        _share(partial(call, *fixed, self.convolution, self._slope, *targets), count)
+        weights = weights[:, :channels].unflatten(-1, (*self.kernel, self.channels))
+        return weights.permute(0, 1, 4, 2, 3), biases[:, :channels]
 
     def input_gradient(self, g: Tensor, codes: Tensor) -> Tensor:
         """Return that of what went in, channels last in memory."""
@@ -270,20 +277,23 @@ class Fused:
     def _slope(self) -> np.float32:
         return np.float32(self.pooling.slope)
 
+    def _origins(self) -> Any:
+        """Return where in a padded image the patch of each entry of each window begins."""
+        positions, entries = np.arange(math.prod(self.windows))[:, None], np.arange(_ENTRIES)
+        across, width = self.windows[1], self.geometry[1]
+        down, right, top, left = self.geometry[2:6]
+        rows = positions // across * down - top + entries // width
+        columns = positions % across * right - left + entries % width
+        return rows * self.stride[0] * self.convolution[7] + columns * self.convolution[3]
+
     def _listed(self, g: Tensor, codes: Tensor) -> tuple[Any, Any, Any, Any]:
         """Return gradients and codes by position, their order, and where patches begin."""
-        down, across = self.pooling.stride, self.windows[1]
-        position, q = np.arange(self.windows[0] * across)[:, None], np.arange(128)
         # Down every other column, then the others: what is added to one patch is then in memory
         # when a patch that overlaps with it comes.
-        numbers = np.arange(self.windows[0] * across).reshape(-1, across)
+        numbers = np.arange(math.prod(self.windows)).reshape(self.windows)
         order = np.concatenate([numbers[:, 0::2].T.ravel(), numbers[:, 1::2].T.ravel()])
-        width = (self.pooling.size or (1, 1))[1]
-        top = position // across * down[0] - self.pooling.padding[0] + q // width
-        left = position % across * down[1] - self.pooling.padding[1] + q % width
-        origins = top * self.stride[0] * self.convolution[7] + left * self.convolution[3]
-        gradients = g.flatten(2).transpose(1, 2)
-        return gradients.numpy(), codes.flatten(1, 2).numpy(), order, origins
+        gradients = g.flatten(2).transpose(1, 2).numpy()
+        return gradients, codes.flatten(1, 2).numpy(), order, self._origins()
 
 
 def _share(call: Callable[[int, int], None], size: int) -> None:

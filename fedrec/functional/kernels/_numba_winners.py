@@ -238,7 +238,7 @@ def _generate_best(  # type: ignore[no-untyped-def]
 
 
 def _generate_products(  # type: ignore[no-untyped-def]
-    typing_context, sums, start, g, codes, channel, channels, origins, size, x, places, first, slope
+    typing_context, sums, start, g, codes, channel, channels, origins, x, places, first, slope
 ):
     """Add up the products of 16 channels' gradients and `_TAPS` numbers of a patch in an image.
 
@@ -246,16 +246,16 @@ def _generate_products(  # type: ignore[no-untyped-def]
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sums, start, g, codes, channel, channels, origins, size, x, places, first, slope = arguments
+        sums, start, g, codes, channel, channels, origins, x, places, first, slope = arguments
         kinds = signature.args
         index = start.type
         into = _address(context, builder, kinds[0], sums, start)
         gradients = _address(context, builder, kinds[2], g, channel)
         all_codes = _address(context, builder, kinds[3], codes, channel)
         kind = cgutils.create_struct_proxy(kinds[6])(context, builder, origins)
-        positions, entries = cgutils.unpack_tuple(builder, kind.shape, 2)
-        source = _address(context, builder, kinds[8], x)
-        all_places = _address(context, builder, kinds[9], places, first)
+        positions, size = cgutils.unpack_tuple(builder, kind.shape, 2)
+        source = _address(context, builder, kinds[7], x)
+        all_places = _address(context, builder, kinds[8], places, first)
         zero, numbers = ir.Constant(_VECTOR, [0.0] * _LANES), ir.VectorType(_CODE, _LANES)
         bytes_ = ir.VectorType(ir.IntType(8), _LANES)
         lows = ir.Constant(numbers, [_LOW] * _LANES)
@@ -273,7 +273,7 @@ def _generate_products(  # type: ignore[no-untyped-def]
             value = builder.select(low, builder.fmul(value, slopes), value)
             code = builder.select(low, builder.sub(code, lows), code)
             builder.store(builder.fadd(builder.load(totals[-1]), value), totals[-1])
-            row = builder.gep(kind.data, [builder.mul(loop.index, entries)])
+            row = builder.gep(kind.data, [builder.mul(loop.index, size)])
             with cgutils.for_range(builder, size) as inner:
                 entry = builder.trunc(inner.index, _CODE)
                 wins = builder.icmp_unsigned("==", code, _splat(builder, entry))
@@ -288,7 +288,7 @@ def _generate_products(  # type: ignore[no-untyped-def]
 
     n = types.intp
     return (
-        types.void(sums, n, g, codes, n, n, origins, n, x, places, n, slope),
+        types.void(sums, n, g, codes, n, n, origins, x, places, n, slope),
         generate,
     )
 
@@ -343,6 +343,7 @@ def _pool_row(y, i, geometry, slope, before, out, codes):  # type: ignore[no-unt
     flat, row = y.reshape(-1), y.shape[1]
     starts = np.empty(pool_height * pool_width, np.int64)
     entries = np.empty(pool_height * pool_width, np.int32)
+    some_values, some_codes = np.empty(_LANES, np.float32), np.empty(_LANES, np.uint8)
     first_slope = slope if before else np.float32(1)
     last_slope = np.float32(1) if before else slope
     for j in range(out.shape[1]):
@@ -355,24 +356,17 @@ def _pool_row(y, i, geometry, slope, before, out, codes):  # type: ignore[no-unt
                 entries[count] = q
                 count += 1
         best, code = out[i, j], codes[i, j]
-        if channels >= _LANES:
-            for c in range(0, channels, _LANES):
-                # The last vector overlaps the one before: the same values are written twice.
-                c = min(c, channels - _LANES)
-                _find_best(flat, starts, entries, count, c, first_slope, last_slope, best, code)
-            continue
-        for c in range(channels):
-            m, q = np.float32(0), 0
-            for k in range(count):
-                v = flat[starts[k] + c]
-                v = v if v > 0 or v != v else v * first_slope
-                # As torch: the first of equal values, and any that is not a number.
-                if k == 0 or v > m or v != v:
-                    m, q = v, entries[k]
-            if m <= 0:
-                q += _LOW
-                m = m * last_slope if last_slope != 0 else np.float32(0)
-            best[c], code[c] = m, q
+        # A vector of its own for few channels, of which some are none.
+        few = channels < _LANES
+        for c in range(0, channels, _LANES):
+            c = 0 if few else min(c, channels - _LANES)  # the last two may overlap
+            _find_best(
+                flat, starts, entries, count, c, first_slope, last_slope,
+                some_values if few else best, some_codes if few else code,
+            )  # fmt: skip
+        if few:
+            for c in range(channels):
+                best[c], code[c] = some_values[c], some_codes[c]
 
 
 def _pool(y, geometry, slope, before, out, codes, first, last):  # type: ignore[no-untyped-def]
@@ -458,9 +452,9 @@ def _weight_gradients(  # type: ignore[no-untyped-def]
 
 
 def _small_weight_gradients(  # type: ignore[no-untyped-def]
-    x, g, codes, origins, convolution, window, slope, weights, biases, first, last
+    x, g, codes, origins, convolution, slope, weights, biases, first, last
 ):
-    """The same for small kernels and 16 channels or more, whose gradients are taken together."""
+    """The same for small kernels: all entries of a window, for 16 channels or more at once."""
     _, kernel_row, _, _, top, left, padded_height, padded_row = convolution
     channels, size = weights.shape[1:]
     padded = np.zeros(padded_height * padded_row, np.float32)
@@ -484,7 +478,7 @@ def _small_weight_gradients(  # type: ignore[no-untyped-def]
                     c = min(tile * _LANES, channels - _LANES)  # the last two may overlap
                     start = (group * tiles + tile) * (_TAPS + 1) * _LANES
                     _add_products(
-                        flat, start, gradients, of_image, c, channels, origins, window, padded,
+                        flat, start, gradients, of_image, c, channels, origins, padded,
                         places, group * _TAPS, slope,
                     )  # fmt: skip
             for c in range(channels):
@@ -542,7 +536,7 @@ def compiled() -> dict[str, Callable[..., None]]:
             "int64, int64)"
         ),
         _small_weight_gradients: (
-            f"void({image}, {image}, uint8[:, :, ::1], int64[:, ::1], {eight}, int64, float32, "
+            f"void({image}, {image}, uint8[:, :, ::1], int64[:, ::1], {eight}, float32, "
             f"{stack}, float64[:, ::1], int64, int64)"
         ),
         _input_gradients: (
