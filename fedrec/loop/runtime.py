@@ -39,6 +39,7 @@ _DEV_ROUNDS = 3
 _SMALL_MODEL = 20_000
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _LIMIT = 1 << 30
 _OLD_LIMIT = 32 << 20  # the most that older versions of glibc accept
 
@@ -270,4 +271,6 @@ def keep_freed_memory() -> bool:
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
     kept = libc.mallopt(_M_MMAP_THRESHOLD, _LIMIT) or libc.mallopt(_M_MMAP_THRESHOLD, _OLD_LIMIT)
+    # A thread that has an arena of its own, as one that reads rounds, would give its blocks back.
+    kept = kept and libc.mallopt(_M_ARENA_MAX, 1)
     return bool(kept and libc.mallopt(_M_TRIM_THRESHOLD, _LIMIT))

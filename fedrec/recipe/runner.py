@@ -318,10 +318,10 @@ class _Session:
         begun, weights = self.folder.read(file), self.folder.path / self.folder.weights_file(label)
         other = begun is not None and not is_same(begun["spec"], spec)
         earlier = weights.with_name(f"earlier-{weights.name}")
-        if other:
+        if begun is not None and other:
             earlier.unlink(missing_ok=True)
             if weights.exists():
-                register_derived(earlier)
+                register_derived(earlier, without=begun["spec"]["exclude"])
                 weights.rename(earlier)
         (self.folder.path / failure).unlink(missing_ok=True)
         self.folder.write(file, {"spec": spec})
@@ -341,7 +341,7 @@ class _Session:
         except ConfigurationError:
             if begun is not None:
                 if other and earlier.exists():
-                    register_derived(weights)
+                    register_derived(weights, without=begun["spec"]["exclude"])
                     earlier.rename(weights)
                 self.folder.write(file, begun)
             raise

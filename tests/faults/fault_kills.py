@@ -133,14 +133,6 @@ def _write(path: Path, transaction_bytes: int = 2**28) -> None:
     store.close()
 
 
-def _write_together(path: Path) -> None:
-    store = LMDBHistory(path)
-    staged = [store.stage(arrays(t)) for t in range(len(store.rounds()), TORN + 2)]
-    if staged:
-        store.write_staged(staged)
-    store.close()
-
-
 def _begin(path: Path) -> None:
     store = LMDBHistory(path)
     if store.is_empty:
@@ -178,12 +170,6 @@ OPERATIONS: dict[str, tuple[Step, Step, Step, int]] = {
     "round in several": (
         lambda path: record(path, TORN),
         partial(_write, transaction_bytes=10_000),
-        require_whole,
-        TORN + 2,
-    ),
-    "rounds written together": (
-        lambda path: record(path, TORN),
-        _write_together,
         require_whole,
         TORN + 2,
     ),

@@ -130,7 +130,6 @@ ROWS = [
             "begin": (4, 120),
             "round in one transaction": (4, 120),
             "round in several": (4, 120),
-            "rounds written together": (4, 120),
             "round after a torn one": (4, 120),
             "compact": (4, 120),
             "repair": (4, 120),

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedrec._checks import check_choice, check_int
 from fedrec.exceptions import (
     ConfigurationError,
     HistoryError,
     HistoryFormatError,
-    HistoryFullError,
     expected,
 )
 from fedrec.history.base import HistoryStore
@@ -32,11 +27,10 @@ from fedrec.history.lmdb.environment import DATA, Environment
 from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
-from fedrec.history.lmdb.pool import ArrayPool
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import MANIFEST, StoredManifest, digest, key
 from fedrec.history.lmdb.space import require_room_for_all
-from fedrec.history.lmdb.staged import StagedRound, append
+from fedrec.history.lmdb.writing import append
 from fedrec.history.manifest import Manifest
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays, RoundIndex
@@ -50,15 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["LMDBHistory"]
 
 _MAX_ROUNDS = 2**32
-
-
-def _host_memory(size: int) -> NDArray[np.float32]:
-    """Return so many float32 numbers in memory that a GPU in use reads at full speed."""
-    torch = sys.modules.get("torch")  # who has not imported it uses no GPU
-    if torch is not None and torch.cuda.is_initialized():
-        result: NDArray[np.float32] = torch.empty(size, pin_memory=True).numpy()
-        return result
-    return np.empty(size, np.float32)
 
 
 class LMDBHistory(HistoryStore):
@@ -143,12 +128,10 @@ class LMDBHistory(HistoryStore):
         sync_every: int = 1,
     ) -> None:
         self._environment: Environment | None = None
-        self._pool = ArrayPool(_host_memory)
         self._lock: WriterLock | None = None
         self._recording: StoredManifest | None = None
-        # Next round and hash of the round record before: of what is stored, and of what is staged.
+        # Next round, and hash of the round record before.
         self._tail: tuple[int, str] | None = None
-        self._ahead: list[tuple[int, str]] = []
         self._unsynced = 0  # rounds written
         # What `as_stored` made of updates, by their identity, until they are written or gone.
         self._encoded: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
@@ -222,55 +205,6 @@ class LMDBHistory(HistoryStore):
             HistoryFullError: If there is no room; all earlier rounds are intact.
             HistoryLockedError: If another process, or another store, is writing.
         """
-        with closing(self._stage(arrays)) as staged:
-            self._append([staged])
-        self._ahead = []
-
-    def stage(self, arrays: RoundArrays) -> StagedRound:
-        """Do all of `append` but to write; the arrays may change from then on.
-
-        The next round can be staged, or rounds be read, while another thread writes this one.
-
-        Raises:
-            HistoryError: If it is not the next round, or not one of this recording.
-            ForgottenError: If one of its clients was forgotten.
-            ShapeError: If a shape or dtype is wrong.
-            HistoryLockedError: If another process, or another store, is writing.
-        """
-        ahead = self._ahead  # if writing fails meanwhile, this list is not looked at again
-        staged = self._stage(arrays).encode()
-        ahead[:] = [(staged.round + 1, staged.digest)]
-        return staged
-
-    def write_staged(
-        self, rounds: Sequence[StagedRound], before_commit: Callable[[], None] | None = None
-    ) -> None:
-        """Append rounds in one transaction; when this returns, they survive a power cut.
-
-        If there is no room for all of them, they are written one by one as far as there is.
-
-        Args:
-            rounds: What `stage` returned, in order.
-            before_commit: Called when all that is left is to commit them.
-
-        Raises:
-            HistoryError: If they cannot be written. Those that are not stored, and all that were
-                staged behind them, have to be staged again.
-            HistoryFullError: If there is no room; all earlier rounds are intact.
-        """
-        try:
-            try:
-                self._append(rounds, before_commit)
-            except HistoryFullError:
-                if len(rounds) == 1:
-                    raise
-                for staged in rounds:
-                    self._append([staged])
-        except BaseException:
-            self._ahead = []
-            raise
-
-    def _stage(self, arrays: RoundArrays) -> StagedRound:
         recording = self._load()
         self._lock_for_writing()
         environment = self._open()
@@ -279,35 +213,26 @@ class LMDBHistory(HistoryStore):
                 f"History `{self.path}` is open in this process with `sync_every` > 1, so that no "
                 "round would be durable at once. HINT: close the other store first."
             )
-        t, previous = self._ahead[0] if self._ahead else self._tail or self._find_tail()
+        tail = self._tail
+        t, previous = tail or self._find_tail()
         arrays.check(recording.manifest, t)
         recording.require_known(arrays.client_ids)
         if t == _MAX_ROUNDS:
             raise HistoryError(f"A history cannot hold more than {_MAX_ROUNDS} rounds.")
-        return StagedRound(arrays, recording, previous, self.transaction_bytes)
+        self._tail = None  # until all is done
+        written = append(
+            arrays, recording, environment, previous, self.transaction_bytes, sweep=tail is None
+        )
+        self._tail = (t + 1, written)
+        if not environment.syncs:
+            self._unsynced += 1
+            if self._unsynced >= self.sync_every or t + 1 == recording.manifest.max_rounds:
+                self._sync()
 
     def _find_tail(self) -> tuple[int, str]:
         with self._snapshot() as snapshot:
             t = len(snapshot.rounds())
             return t, snapshot.entry(t - 1)[1] if t else digest(snapshot.recording.record)
-
-    def _append(
-        self, rounds: Sequence[StagedRound], before_commit: Callable[[], None] | None = None
-    ) -> None:
-        recording, environment = self._load(), self._open()
-        first, last = rounds[0], rounds[-1]
-        tail, self._tail = self._tail, None  # until all is done
-        if (first.round, first.previous) != (tail or self._find_tail()):
-            raise HistoryError(
-                f"Round {first.round} was staged behind another one than the last of history "
-                f"`{self.path}`. HINT: go on with the next round of `rounds()`."
-            )
-        append(rounds, recording, environment, before_commit, sweep=tail is None)
-        self._tail = (last.round + 1, last.digest)
-        if not environment.syncs:
-            self._unsynced += len(rounds)
-            if self._unsynced >= self.sync_every or last.round + 1 == recording.manifest.max_rounds:
-                self._sync()
 
     def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
         """Read a round as arrays; the result owns its memory.
@@ -441,7 +366,6 @@ class LMDBHistory(HistoryStore):
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
         self._recording = self._tail = None
-        self._ahead = []
         self._encoded.clear()
         unsynced, self._unsynced = self._unsynced, 0
         try:
@@ -461,7 +385,7 @@ class LMDBHistory(HistoryStore):
 
     def __getstate__(self) -> dict[str, Any]:
         unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
-        fresh = {"_ahead": [], "_encoded": {}, "_unsynced": 0, "path": self._directory}
+        fresh = {"_encoded": {}, "_unsynced": 0, "path": self._directory}
         return {**self.__dict__, **unshared, **fresh}
 
     def _check_empty(self) -> None:
@@ -512,4 +436,4 @@ class LMDBHistory(HistoryStore):
         recording = self._load()
         environment = self._open()
         with environment.read() as txn:
-            yield Snapshot(recording, environment, txn, self._pool)
+            yield Snapshot(recording, environment, txn)

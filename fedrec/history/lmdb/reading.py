@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import lmdb
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrec.exceptions import HistoryCorruptedError, RoundNotFoundError
 from fedrec.history.lmdb.audit import broken_entries
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.entries import read_entry
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.pool import ArrayPool
 from fedrec.history.lmdb.records import (
     AGGREGATE,
     BUFFERS,
@@ -40,7 +41,6 @@ class Snapshot:
         recording: The recording that is read.
         environment: Where it is.
         txn: A read transaction of the environment; nothing that is returned depends on it.
-        pool: Where memory for updates comes from.
     """
 
     def __init__(
@@ -48,10 +48,8 @@ class Snapshot:
         recording: StoredManifest,
         environment: Environment,
         txn: lmdb.Transaction[memoryview],
-        pool: ArrayPool | None = None,
     ) -> None:
         self.recording = recording
-        self._pool = pool or ArrayPool()
         self._environment = environment
         self._txn = txn
         self._vectors = VectorReader(recording, environment, txn)
@@ -246,7 +244,7 @@ class Snapshot:
         ids, manifest = self.recording.client_ids, self.recording.manifest
         d, b = manifest.num_parameters, manifest.num_buffers
         present = entry["present"]
-        updates = self._pool.take(len(rows), d)
+        updates = _host_memory(len(rows), d)
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
         buffers = np.empty(b, manifest.buffer_dtype) if b else None
         wanted = [
@@ -282,3 +280,12 @@ class Snapshot:
         if departure is None or departure["client"] is None:
             return departure
         return {**departure, "client": self.recording.client_ids[departure["client"]]}
+
+
+def _host_memory(*shape: int) -> NDArray[np.float32]:
+    """Return float32 numbers, of any value, in memory that a GPU in use reads at full speed."""
+    torch = sys.modules.get("torch")  # who has not imported it uses no GPU
+    if torch is not None and torch.cuda.is_initialized():
+        result: NDArray[np.float32] = torch.empty(shape, pin_memory=True).numpy()
+        return result
+    return np.empty(shape, np.float32)

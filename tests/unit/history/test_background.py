@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import threading
@@ -20,7 +19,6 @@ from fedrec.aggregators import FedAvg
 from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFullError
 from fedrec.history import HistoryView, LMDBHistory, Manifest, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader, read_ahead
-from fedrec.history.codecs import CODECS, Float16Codec, rows
 from fedrec.history.lmdb.environment import Environment
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch
@@ -89,12 +87,11 @@ class Watched(MemoryHistory):
 def in_a_thread(writer: BackgroundWriter, method: str, *args: Any) -> Iterator[SimpleQueue[str]]:
     """Call a method of the writer meanwhile; the queue is told when it waits, and that it ended."""
     told: SimpleQueue[str] = SimpleQueue()
-    wait = writer._changed.wait
+    finish = writer._finish_first
 
-    def waits(timeout: float | None = None) -> bool:
-        if threading.current_thread() is thread:
-            told.put("waits")
-        return wait(timeout)
+    def finish_first() -> None:
+        told.put("waits")
+        finish()
 
     def call() -> None:
         try:
@@ -103,7 +100,7 @@ def in_a_thread(writer: BackgroundWriter, method: str, *args: Any) -> Iterator[S
             told.put("ended")
 
     thread = threading.Thread(target=call)
-    writer._changed.wait = waits
+    writer._finish_first = finish_first
     thread.start()
     yield told
     thread.join()
@@ -143,34 +140,6 @@ def test_the_writer_gives_way_to_who_computes() -> None:
     assert niceness() == before
 
 
-def test_a_large_round_is_encoded_by_one_thread_until_someone_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows.os, "sched_getaffinity", lambda pid: range(2))
-    encoding, go_on = threading.Event(), threading.Event()
-    threads: dict[int, int] = {}
-
-    class Halves(Float16Codec):
-        def encode_known(self, vector: Any, largest: float) -> Any:
-            threads[len(threads)] = threading.get_ident()
-            encoding.set()
-            go_on.wait()
-            return super().encode_known(vector, largest)
-
-    with begun(tmp_path, SIZE, codec="float16") as history:
-        monkeypatch.setitem(CODECS, "float16", Halves())
-        writer = BackgroundWriter(history)
-        writer.write(record(0))
-        encoding.wait()  # for the first client's update
-        with in_a_thread(writer, "wait") as told:
-            first = told.get()
-            go_on.set()
-        assert first == "waits"
-        writer.close()
-        assert history.verify() == range(1)
-    assert threads[0] not in (threads[1], threads[2])
-
-
 def test_the_writer_raises_what_went_wrong_and_keeps_what_was_stored() -> None:
     history = Watched()
     history.full_from = 1
@@ -184,29 +153,19 @@ def test_the_writer_raises_what_went_wrong_and_keeps_what_was_stored() -> None:
 
 
 class Disk:
-    """Holds up every commit until the gate opens, and lists the rounds in each."""
+    """Holds up every commit until the gate opens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate = threading.Event()
-        self.commits: list[list[int]] = []
-        write, append = Environment.write, Environment.append
-        rounds: list[int] = []
+        write = Environment.write
 
         @contextmanager
         def held_up(environment: Environment, num_bytes: int) -> Iterator[Any]:
-            rounds.clear()
             with write(environment, num_bytes) as txn:
                 yield txn
                 self.gate.wait()
-            self.commits.append(list(rounds))
-
-        def listed(environment: Environment, txn: Any, database: str, *rest: bytes) -> None:
-            append(environment, txn, database, *rest)
-            if database == "rounds":
-                rounds.append(int.from_bytes(rest[0][:4], "big"))
 
         monkeypatch.setattr(Environment, "write", held_up)
-        monkeypatch.setattr(Environment, "append", listed)
 
 
 @pytest.fixture
@@ -224,51 +183,22 @@ def begun(path: Path, size: int = 10, **arguments: Any) -> LMDBHistory:
 
 
 @pytest.mark.parametrize(("size", "most"), [(10, 8), (80_000, 4)])  # of 960,000 bytes each
-def test_rounds_that_come_while_the_disk_is_busy_are_committed_together(
+def test_some_small_rounds_may_wait_for_the_disk(
     tmp_path: Path, disk: Disk, size: int, most: int
 ) -> None:
     with begun(tmp_path, size) as history:
         writer = BackgroundWriter(history)
         for t in range(most):
-            handed = record(t, size)
-            writer.write(handed)  # returns, although nothing can be stored yet
-            handed.updates.zero_()  # what was handed over is not looked at again
+            writer.write(record(t, size))  # returns, although nothing can be stored yet
         assert history.rounds() == range(0)
         with in_a_thread(writer, "write", record(most, size)) as told:
             first = told.get()
             disk.gate.set()
         assert first == "waits"  # back-pressure
         writer.close()
-        assert disk.commits == [[0], list(range(1, most)), [most]]
         assert history.verify() == range(most + 1)
         for t in range(most + 1):
             assert torch.equal(history.read_round(t).updates, record(t, size).updates)
-
-
-def test_a_large_round_waits_for_small_ones_and_they_for_it(tmp_path: Path, disk: Disk) -> None:
-    """Cohorts differ: here one client, or three."""
-
-    def of(t: int, num_clients: int) -> RoundRecord:
-        one = record(t, 90_000)
-        return dataclasses.replace(
-            one,
-            sent=CohortUpdates(
-                client_ids=CLIENTS[:num_clients],
-                updates=one.updates[:num_clients].contiguous(),
-                num_samples=one.num_samples[:num_clients],
-            ),
-        )
-
-    disk.gate.set()
-    sizes = [1, 3, 3, 1, 1, 3, 1]
-    with begun(tmp_path, 90_000) as history:
-        writer = BackgroundWriter(history)
-        for t, num_clients in enumerate(sizes):
-            writer.write(of(t, num_clients))
-        writer.close()
-        assert [t for together in disk.commits for t in together] == list(range(7))
-        assert history.verify() == range(7)
-        assert [len(history.index(t).present) for t in range(7)] == sizes
 
 
 def test_of_rounds_that_wait_those_are_stored_for_which_there_is_room(
@@ -285,26 +215,16 @@ def test_of_rounds_that_wait_those_are_stored_for_which_there_is_room(
             writer.wait()
         head = len(history.rounds())
         assert 2 < head < 8
-        assert disk.commits == [[t] for t in range(head)]  # all at once was too much
         assert history.verify() == range(head)
+        writer.write(record(8, size))  # was to come behind those that are not stored
         with pytest.raises(HistoryError, match=f"Expected round {head} to be written next"):
-            writer.write(record(8, size))  # was to come behind those that are not stored
+            writer.wait()
         writer.write(record(head, size))  # but that one can be tried again
         with pytest.raises(HistoryFullError):
             writer.close()
     with LMDBHistory(tmp_path, map_size=2**22) as history:
         history.write_round(record(head, size))
         assert history.verify() == range(head + 1)
-
-
-def test_what_is_wrong_with_a_small_round_is_told_at_once(tmp_path: Path) -> None:
-    with begun(tmp_path) as history:
-        writer = BackgroundWriter(history)
-        with pytest.raises(HistoryError, match="Expected round 0"):
-            writer.write(record(1, 10))
-        writer.write(record(0, 10))
-        writer.close()
-        assert history.rounds() == range(1)
 
 
 def test_computing_goes_on_before_a_large_round_is_committed(tmp_path: Path, disk: Disk) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable
 
 import lz4.block
@@ -193,21 +192,6 @@ def test_a_stream_is_a_few_rows_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(begun) <= 5
     with pytest.raises(ZeroDivisionError):
         list(rows.stream_rows(lambda k: 1 // (4 - k), range(10), 2**30))
-
-
-def test_rows_are_done_by_one_thread_until_someone_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows.os, "sched_getaffinity", lambda pid: range(2))
-    waits = iter([False, False, False, True])  # is not asked again
-
-    def thread_of(k: int) -> tuple[int, int]:
-        return k, threading.get_ident()
-
-    with rows.unaided_until(lambda: next(waits)):
-        found = list(rows.stream_rows(thread_of, range(20), 2**30))
-    assert [k for k, _ in found] == list(range(20))
-    here = [thread == threading.get_ident() for _, thread in found]
-    assert here == [True] * 3 + [False] * 17
-    assert threading.get_ident() not in dict(rows.stream_rows(thread_of, range(20), 2**30)).values()
 
 
 @pytest.mark.parametrize("name", CODECS)

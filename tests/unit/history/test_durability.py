@@ -90,77 +90,17 @@ def test_full_durability_is_not_given_where_it_is_not(
     assert synced == [1]
 
 
-def test_rounds_written_together_count_one_by_one(
+def test_the_last_round_is_synced_in_any_case(
     tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays], synced: list[int]
 ) -> None:
     store = LMDBHistory(tmp_path, sync_every=3)
-    store.begin(dataclasses.replace(manifest, max_rounds=9))
-    for together in ([0, 1], [2, 3], [4], [5, 6], [7, 8]):
-        store.write_staged([store.stage(arrays(t)) for t in together])
-    assert synced == [4, 7, 9]  # never more than three without; the last one in any case
+    store.begin(dataclasses.replace(manifest, max_rounds=5))
+    for t in range(5):
+        store.append(arrays(t))
+    assert synced == [3, 5]
     store.close()
-    assert synced == [4, 7, 9]
-    assert LMDBHistory(tmp_path).verify() == range(9)
-
-
-def test_rounds_written_together_are_those_written_one_by_one(
-    tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
-) -> None:
-    heads, sizes = [], []
-    for name in ("one by one", "together"):
-        store = LMDBHistory(tmp_path / name, keep={"last": 2})
-        store.begin(dataclasses.replace(manifest, store_id="5" * 32))
-        store.append(arrays(0))
-        if name == "together":
-            store.write_staged([store.stage(arrays(t)) for t in range(1, 6)])
-        for t in range(len(store.rounds()), 7):
-            store.append(arrays(t))
-        assert store.verify() == range(7)
-        with store._snapshot() as snapshot:
-            heads.append(snapshot.entry(6)[1])
-            sizes.append(snapshot._environment.count(snapshot._txn, "updates"))
-        store.close()
-    assert heads[0] == heads[1]
-    assert sizes == [2 * len(manifest.clients)] * 2  # no update of a round that is not kept
-
-
-def test_what_was_staged_behind_another_round_is_refused(
-    tmp_path: Path, manifest: Manifest, arrays: Callable[..., RoundArrays]
-) -> None:
-    store = LMDBHistory(tmp_path)
-    store.begin(manifest)
-    _, second = store.stage(arrays(0)), store.stage(arrays(1))
-    with pytest.raises(HistoryError, match="Round 1 was staged behind another one"):
-        store.write_staged([second])
-    assert store.rounds() == range(0)
-    store.write_staged([store.stage(arrays(0))])  # staged anew
-    assert store.verify() == range(1)
-    store.close()
-
-
-def test_a_kill_leaves_all_rounds_written_together_or_none(
-    recorded: Callable[..., Path], run_script: Callable[..., str]
-) -> None:
-    code = """
-import os, signal, sys
-from dataclasses import replace
-from fedrec.history import LMDBHistory
-if os.fork() == 0:
-    store = LMDBHistory(sys.argv[1])
-    record = store.read(0)
-    staged = [store.stage(replace(record, round=t)) for t in range(2, 6)]
-    if sys.argv[2] == "before":
-        store.write_staged(staged, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    store.write_staged(staged)
-    os.kill(os.getpid(), signal.SIGKILL)
-os.wait()
-"""
-    for when, rounds in (("before", 2), ("after", 6)):
-        path = recorded(num_rounds=2, name=when)
-        run_script(code, path, when)
-        store = LMDBHistory(path)
-        assert store.verify() == range(rounds)
-        store.close()
+    assert synced == [3, 5]
+    assert LMDBHistory(tmp_path).verify() == range(5)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])

@@ -83,7 +83,9 @@ def stop_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Return what is in a run folder, but for the history and what says whose the files are."""
     files = (f for f in folder.rglob("*") if f.is_file() and "history" not in f.parts)
+    files = (f for f in files if f.name != "derived.jsonl")
     return {str(f.relative_to(folder)): f.read_bytes() for f in files}
 
 
