@@ -358,15 +358,14 @@ def test_going_on_without_numba_is_refused(monkeypatch, tmp_path) -> None:
     test = TensorDataset(torch.randn(6, 1, 10, 10), torch.randint(3, (6,)))
     federation = Federation(made, module, test_dataset=test)
 
-    def record(rounds):
+    def record(**how):
         loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, logger=False)
-        how = {"max_rounds": rounds, "server_lr": 0.1, "resume": rounds > 2}
         with LMDBHistory(tmp_path / "history") as history:
-            return loop.record(federation, FedAvg(), history, **how)
+            return loop.record(federation, FedAvg(), history, max_rounds=2, server_lr=0.1, **how)
 
-    assert record(2).execution["path"] == WINNERS
-    assert record(3).execution["path"] == WINNERS
+    assert record().execution["path"] == WINNERS
+    assert record(resume=True).execution["path"] == WINNERS
     monkeypatch.setattr(winners, "kernels", lambda: None)
     refused = r"path: 'grouped \(winners\)' then, 'grouped' now"
     with pytest.raises(ConfigurationError, match=refused):
-        record(4)
+        record(resume=True)
