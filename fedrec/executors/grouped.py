@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
+from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
@@ -76,7 +78,7 @@ def train_grouped(
             loss = training_step(module, batch, 0)
         if loss is None:
             raise CannotGroupError("training_step returned None")
-        refuse_custom_gradients(loss, (WinnersFunction,))
+        refuse_custom_gradients(loss, (WinnersFunction, GroupNormFunction))
         parts = watch.parts_of_mean("its loss", loss, count)
         watch.loss_is_sum = isinstance(watch.kind(loss), Sum)
         if is_sum is not None and watch.loss_is_sum is not is_sum:
@@ -143,6 +145,12 @@ class _Sink:
     inputs: Tensor | None = None
     output: GradientEdge | None = None
     backward: Backward | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of clients."""
+        rows = self.bias if self.weight is None else self.weight
+        return 0 if rows is None else len(rows)
 
     def enter(self, inputs: Tensor) -> Tensor:
         """Keep what the weight meets; what comes out of the layer needs a gradient."""
@@ -254,15 +262,79 @@ def _layer_norm(layer: nn.LayerNorm, sink: _Sink, x: Tensor) -> Tensor:
 
 
 def _group_norm(layer: nn.GroupNorm, sink: _Sink, x: Tensor) -> Tensor:
-    x = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-    # Channels last, as the features of a LayerNorm are.
-    return _affine(layer, sink, x.movedim(1, -1)).movedim(-1, 1)
+    weight, bias = _detached(layer)
+    if weight.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
+        x = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
+        # Channels last, as the features of a LayerNorm are.
+        return _affine(layer, sink, x.movedim(1, -1)).movedim(-1, 1)
+    entered = sink.enter(x).contiguous(memory_format=suggest_memory_format(x))
+    how = _GroupNorm(weight, bias, layer.num_groups, layer.eps, sink.count)
+    result: Tensor = GroupNormFunction.apply(entered, how)  # type: ignore[no-untyped-call]
+    return sink.leave(result, how.gradients)
 
 
 def _affine(layer: nn.LayerNorm | nn.GroupNorm, sink: _Sink, x: Tensor) -> Tensor:
     weight, bias = _detached(layer)
     x = sink.enter(x) * weight
     return sink.leave(x if bias is None else x + bias)
+
+
+class _GroupNorm:
+    """One GroupNorm in one pass, whose gradients are computed client by client."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, num_groups: int, eps: float, count: int
+    ) -> None:
+        self.weight, self.bias, self.num_groups, self.eps = weight, bias, num_groups, eps
+        self.count = count
+        self.moments: tuple[Tensor, ...] = ()
+        self.found: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute it, and keep means and scales."""
+        sizes = (len(x), x.shape[1], x[0, 0].numel(), self.num_groups)
+        result, *moments = torch.native_group_norm(x, self.weight, self.bias, *sizes, self.eps)
+        self.moments = tuple(moments)
+        return result
+
+    def backward(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the gradient of the input; those of weight and bias come with it."""
+        g = g.contiguous(memory_format=suggest_memory_format(x))
+        parts = zip(*(t.chunk(self.count) for t in (g, x, *self.moments)), strict=True)
+        sizes = (len(x) // self.count, x.shape[1], x[0, 0].numel(), self.num_groups)
+        # All three at a time: torch takes as long for the affine ones as for all.
+        needs = (True, True, True)
+        found = [
+            _aten.native_group_norm_backward(*part, self.weight, *sizes, needs) for part in parts
+        ]
+        inputs, weights, biases = zip(*found, strict=True)
+        self.found = torch.stack(weights), torch.stack(biases)
+        return inputs[0] if self.count == 1 else torch.cat(inputs)
+
+    def gradients(self, x: Tensor, g: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return those of weight and bias of each client."""
+        if self.found is None:  # no gradient of the input was asked for
+            self.backward(x.contiguous(memory_format=suggest_memory_format(x)), g)
+        found, self.found = self.found, None
+        if found is None:
+            raise RuntimeError("a backward pass leaves gradients")
+        return found
+
+
+class GroupNormFunction(Function):
+    """A `_GroupNorm` for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: _GroupNorm) -> Tensor:
+        """Compute it."""
+        ctx.save_for_backward(x)
+        ctx.how = how
+        return how.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradient of what went in."""
+        return ctx.how.backward(*ctx.saved_tensors, gradient), None
 
 
 _FORWARDS: dict[type[nn.Module], Callable[..., Tensor]] = {

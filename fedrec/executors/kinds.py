@@ -262,6 +262,16 @@ def _viewed(op: Operation) -> Kind | None:
     return Mixed(f"`{op.name}` joins samples with another dimension")
 
 
+def _restrided(op: Operation) -> Kind | None:
+    """`as_strided`, which torch uses to name strides of single entries otherwise."""
+    x, kind = op.args[0], op.kind(op.args[0])
+    same = x.shape == op.result.shape and x.storage_offset() == op.result.storage_offset()
+    strides = zip(x.shape, x.stride(), op.result.stride(), strict=False)
+    if same and all(size == 1 or a == b for size, a, b in strides):
+        return kind
+    return Mixed("`as_strided` reads memory as it likes")
+
+
 def _permuted(op: Operation) -> Kind | None:
     kind = op.kind(op.args[0])
     if not isinstance(kind, Samples):
@@ -662,6 +672,7 @@ _RULES: dict[str, Rule] = {
         ("view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy"), _viewed
     ),
     **dict.fromkeys(("permute", "transpose", "t"), _permuted),
+    "as_strided": _restrided,
     "expand": _expanded,
     "unsqueeze": _unsqueezed,
     "squeeze": _squeezed,
