@@ -36,6 +36,9 @@ _NUM_TRIED = 8
 # Bytes of a chunk: activations ("grouped"), copies of the weights ("vmap").
 _BUDGET_ON_CPU = 256 << 20
 _BUDGET_ELSEWHERE = 2 << 30
+# Bytes of one client's activations from which on convolutions take no less time for several clients
+# at once than for one: what is between them waits for memory, and oneDNN has enough to do with one.
+_LARGE_ACTIVATIONS = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def choose(
     elif convolves and cohort.ctx.device.type == "cpu":
         candidates.remove("vmap")
     refusals: list[str] = []
+    slower: Choice | None = None
     trial = _Trial(cohort, state)
     for candidate in candidates:
         if candidate != "vmap" and not direct:
@@ -94,9 +98,13 @@ def choose(
             reason = trial.objection(candidate)
         if reason is None:
             size = trial.chunk_size(candidate)
-            return Choice(candidate, size, tuple(refusals), trial.is_sum, trial.winners)
+            found = Choice(candidate, size, tuple(refusals), trial.is_sum, trial.winners)
+            if path != "auto" or not (candidate == "grouped" and convolves and trial.is_slow):
+                return found
+            slower = found
+            continue
         refusals.append(f"{candidate}: {reason}")
-    return Choice("sequential", refusals=tuple(refusals))
+    return slower or Choice("sequential", refusals=tuple(refusals))
 
 
 def reason_of(error: Exception) -> str:
@@ -125,6 +133,13 @@ class _Trial:
             self.cohort.clients, cohort.global_weights, cohort.ctx
         )
         state.restore()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether `"grouped"` takes no less time than a loop, for a module with convolutions."""
+        on_cpu = self.cohort.ctx.device.type == "cpu"
+        large = self.bytes_per_sample * self.largest > _LARGE_ACTIVATIONS
+        return on_cpu and large and not self.winners
 
     def chunk_size(self, path: str) -> int | None:
         """Return how many clients keep a chunk within the budget."""
