@@ -263,13 +263,13 @@ def _viewed(op: Operation) -> Kind | None:
 
 
 def _restrided(op: Operation) -> Kind | None:
-    """`as_strided`, which torch uses to name strides of single entries otherwise."""
+    """`as_strided`, with which torch names the strides of single entries otherwise."""
     x, kind = op.args[0], op.kind(op.args[0])
     same = x.shape == op.result.shape and x.storage_offset() == op.result.storage_offset()
     strides = zip(x.shape, x.stride(), op.result.stride(), strict=False)
     if same and all(size == 1 or a == b for size, a, b in strides):
         return kind
-    return Mixed("`as_strided` reads memory as it likes")
+    return _unknown(op)
 
 
 def _permuted(op: Operation) -> Kind | None:

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg
 from fedrec.exceptions import ConfigurationError, FedrecWarning
-from fedrec.executors import SequentialExecutor, VectorizedExecutor, winners
+from fedrec.executors import SequentialExecutor, VectorizedExecutor, choice, winners
 from fedrec.executors.winners import Fused, Pooling
 from fedrec.history import LMDBHistory
 from fedrec.models import CNN
@@ -275,6 +275,16 @@ def test_without_numba_it_is_grouped_as_ever(monkeypatch) -> None:
     plan, fast, slow = both(built(Written("functions")))
     assert plan["path"] == "grouped"
     assert relative(fast, slow) < 1e-5
+
+
+def test_large_activations_without_winners_are_computed_one_after_another(monkeypatch) -> None:
+    monkeypatch.setattr(choice, "_LARGE_ACTIVATIONS", 0)
+    torch.manual_seed(0)
+    plan, fast, slow = both(built(Written("many winners")))
+    assert plan["path"] == "loop"
+    assert "refused" not in plan
+    assert torch.equal(fast, slow)
+    assert both(built(Written("functions")))[0]["path"] == WINNERS
 
 
 def test_where_nothing_is_left_of_a_client_its_gradients_are_zero() -> None:
