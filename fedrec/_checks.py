@@ -25,17 +25,17 @@ __all__ = [
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number of Python or NumPy; true and false are none."""
+    """Whether a value is a real number of Python or NumPy; true and false are not numbers."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is an integer of Python or NumPy; true and false are none."""
+    """Whether a value is an integer of Python or NumPy; true and false are not integers."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_fraction(value: object) -> bool:
-    """Whether it is a number of a type that is not only for integers, as 1.0 is."""
+    """Whether a value is a number of another type than the integer types; 1.0 is."""
     return is_number(value) and not is_integer(value)
 
 
@@ -83,10 +83,10 @@ def check_float(
 
 
 def as_float(number: Any) -> float:
-    """Return a number as written: numpy.float32(0.29) is 0.29, not the nearest binary fraction."""
+    """Return the float that is written like a number: 0.29 for `numpy.float32(0.29)`."""
     try:
         return float(str(number))
-    except ValueError:  # a `Fraction` is written otherwise
+    except ValueError:  # a `Fraction` is written as 1/3
         return float(number)
 
 
@@ -102,10 +102,10 @@ def check_instance(argument: str, value: object, kind: type, *, optional: bool =
     """Raise `ConfigurationError` unless `value` is an object of this class, or `None` if allowed.
 
     Args:
-        argument: Its name.
-        value: What was given.
+        argument: Name of the argument, for the error.
+        value: The argument's value.
         kind: The class.
-        optional: Whether `None` will do.
+        optional: Whether `None` is allowed.
     """
     if isinstance(value, kind) or (optional and value is None):
         return
@@ -126,7 +126,7 @@ def check_recording(
     detector: object = None,
     **others: object,
 ) -> tuple[int, float]:
-    """Check the plain arguments of `FederatedLoop.record`; return the two numbers."""
+    """Check the plain arguments of `FederatedLoop.record`; return `max_rounds` and `server_lr`."""
     check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
     if check_bool("stop_on_detection", stop_on_detection) and detector is None:
         hint = "add a detector, or record without."
@@ -147,7 +147,7 @@ def check_recovery(
     on_bad_update: object = "raise",
     **others: object,
 ) -> tuple[int | None, float | None]:
-    """Check the plain arguments of `FederatedLoop.recover`; return the two numbers."""
+    """Check the plain arguments of `FederatedLoop.recover`; return `max_rounds` and `server_lr`."""
     check_choice("batch_policy", batch_policy, ("replay", "fresh"))
     check_choice("on_bad_update", on_bad_update, ("raise", "drop"))
     return (

@@ -1,4 +1,4 @@
-"""Files that hold something of single clients, registered so that forgetting a client finds all."""
+"""A register of files that hold data of single clients, so that forgetting a client finds them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _REGISTER = "derived.jsonl"
 def register_derived(
     path: Path, *, without: Collection[str] = (), keys: Sequence[str] = ()
 ) -> None:
-    """Register a file that will hold something of single clients, such as their updates.
+    """Register a file that will hold data of single clients, such as norms of their updates.
 
-    Call it before the file is written: `fedrec.history.forget` removes what is registered in a run
-    folder. The entry is a line of `derived.jsonl` beside the file; the last one of a file counts.
+    Call it before the file is written: `fedrec.history.forget` removes the registered files of a
+    run folder. The entry is a line of `derived.jsonl` beside the file. If a file has several
+    entries, the last one counts.
 
     Args:
         path: The file.
-        without: Clients of whom it holds nothing: forgetting them alone keeps the file.
-        keys: The file is JSON, and all that it holds of single clients is the object at this place,
-            whose keys are client ids. Forgetting a client takes its entry out.
+        without: Clients of whom the file holds no data: forgetting only these keeps the file.
+        keys: For a JSON file: keys that lead to an object with one entry per client id, the only
+            data of single clients in it. Forgetting a client takes its entry out of the file.
 
     Examples:
         >>> import tempfile
@@ -41,7 +42,7 @@ def register_derived(
     if _entries(register).get(path.name) == entry:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A line of its own, also behind one that a power cut has left half written.
+    # The line feed comes first: a power cut may have left the line before half written.
     line = f"\n{json.dumps(entry)}".encode()
     descriptor = os.open(register, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -52,44 +53,44 @@ def register_derived(
 
 
 def forget_derived(folder: Path, client_ids: Collection[str]) -> Iterator[Path]:
-    """Remove what the registered files in a folder, and in those below it, hold of clients.
+    """Remove clients' data from the registered files in a folder and in the folders below it.
 
     Args:
         folder: A run folder.
-        client_ids: The clients.
+        client_ids: Ids of the clients to forget.
 
     Yields:
-        Files that were removed.
+        The files that were removed.
     """
     for register in sorted(folder.rglob(_REGISTER)):
         for name, entry in _entries(register).items():
             path = register.with_name(name)
-            removed = [temporary_of(path)]  # never needed: left by a process that was killed
+            removed = [temporary_of(path)]  # a process that was killed may have left it
             if not set(client_ids) <= set(entry["without"]) and (
                 not entry["keys"] or not _take_out(path, entry["keys"], client_ids)
             ):
                 removed.append(path)
-            for gone in removed:
-                if gone.exists():
-                    gone.unlink()
-                    yield gone
+            for file in removed:
+                if file.exists():
+                    file.unlink()
+                    yield file
 
 
 def _entries(register: Path) -> dict[str, dict[str, Any]]:
-    """Read a register: the last entry of each file."""
-    found = {}
+    """Return the last entry of each file in a register, by file name."""
+    entries = {}
     lines = register.read_bytes().splitlines() if register.exists() else []
     for line in lines:
         try:
             entry = json.loads(line)
-            found[Path(entry["file"]).name] = entry
+            entries[Path(entry["file"]).name] = entry
         except (ValueError, TypeError, KeyError):
-            continue  # half written, and so its file was not yet
-    return found
+            continue  # a line half written: its file is written only after the whole line
+    return entries
 
 
 def _take_out(path: Path, keys: Sequence[str], client_ids: Collection[str]) -> bool:
-    """Take clients out of an object in a JSON file; return whether that is done."""
+    """Take clients out of an object in a JSON file; return whether the file could be read so."""
     try:
         content = inner = json.loads(path.read_bytes())
         for key in keys:

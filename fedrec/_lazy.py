@@ -1,4 +1,4 @@
-"""Load a package's public names on first use, so that `import fedrec` costs nothing."""
+"""Load a package's public names on first use, so that `import fedrec` is fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lazy(
 
     Args:
         package: The package's `__name__`.
-        names: Module that defines it, by public name.
+        names: For each public name, the module that defines it.
     """
 
     def getattr_(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What every component shares: it can be described by its class and arguments, and rebuilt."""
+"""The base of every component: described by its class and arguments, and rebuilt from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Component:
     """Base of aggregators, attacks, detectors, recoverers, partitioners and samplers.
 
     A component stores every constructor argument under the argument's own name, so that its
-    `repr`, its recipe and what a history remembers of it agree.
+    `repr`, its recipe and its entry in a history's manifest agree.
 
     Examples:
         >>> from fedrec.aggregators import TrimmedMean
@@ -47,16 +47,16 @@ class Component:
                 not stored.
         """
         parameters = inspect.signature(type(self)).parameters
-        odd = [
+        not_stored = [
             str(parameter)
             for name, parameter in parameters.items()
             if parameter.kind in _WITHOUT_NAMES or not hasattr(self, name)
         ]
-        if odd:
+        if not_stored:
             raise ConfigurationError(
                 f"Expected {type(self).__name__} to store every constructor argument under its own "
-                f"name, but it does not for {', '.join(f'`{name}`' for name in odd)}. HINT: write "
-                "out the arguments in `__init__` (no `*args`, no `**kwargs`) and do "
+                f"name, but it does not for {', '.join(f'`{name}`' for name in not_stored)}. "
+                "HINT: write out the arguments in `__init__` (no `*args`, no `**kwargs`) and do "
                 "`self.name = name` for each."
             )
         return {name: getattr(self, name) for name in parameters}
@@ -98,29 +98,30 @@ def _rebuilt(value: Any, argument: str) -> Any:
 def subclasses(base: type[T]) -> dict[str, type[T]]:
     """Return every loaded concrete subclass of `base` by dotted path.
 
-    Of several classes with one path, as after a notebook cell has been run again, it is the newest.
+    Of several classes with the same path, as after a notebook cell has been run again, the newest
+    is returned.
     """
-    found: list[type[T]] = []
+    classes: list[type[T]] = []
     queue = [base]
     while queue:
         cls = queue.pop()
         queue.extend(cls.__subclasses__())
         if not inspect.isabstract(cls) and cls is not base:
-            found.append(cls)
-    found.sort(key=lambda cls: getattr(cls, "_definition", 0))
-    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
+            classes.append(cls)
+    classes.sort(key=lambda cls: getattr(cls, "_definition", 0))
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
 
 
 def build(spec: Mapping[str, Any], base: type[T], argument: str) -> T:
     """Rebuild a component from `Component.spec`.
 
-    Only classes that are loaded already are considered, so a stored description can never make
-    anything be imported.
+    Only classes that are loaded already are considered, so that a stored description never imports
+    a module.
 
     Args:
-        spec: What `Component.spec` returned.
-        base: The component has to be a subclass of this.
-        argument: What to name in an error.
+        spec: The description that `Component.spec` returned.
+        base: Class that the component has to be a subclass of.
+        argument: Name of the argument, for errors.
 
     Raises:
         ConfigurationError: If no loaded subclass of `base` has this path.

@@ -45,11 +45,11 @@ class Federation:
         test_dataset: Map-style data set of (input, label), or `None`.
         malicious: Ids of the clients an attack controls (ground truth of an experiment).
         server_data: Clean data at the server, for methods that need it.
-        buffers: What to do about buffers with floating-point numbers that training changes, as the
-            running statistics of BatchNorm, or a moving average in `forward`: `"refuse"`, or
-            `"average"` them over the clients asked in a round, weighted by samples. Which those
-            are is found out before the first round, in one client's local training. All other
-            buffers stay as they are.
+        buffers: What to do about floating-point buffers that training changes, as the running
+            statistics of BatchNorm, or a moving average in `forward`: `"refuse"` them, or
+            `"average"` them over the clients asked in a round, weighted by samples. One client's
+            local training before the first round shows which buffers change. All other buffers
+            stay as they are.
 
     Raises:
         ConfigurationError: If ids repeat, a malicious id is unknown, or the model has running
@@ -138,20 +138,20 @@ class Federation:
             data: Training data, partitioned, and test data.
             module: LightningModule.
             malicious: Number of malicious clients, or a fraction in [0, 1), drawn by seed; or ids.
-            batch_size: As in `LightningClient`, except that `None` means that of the training
-                loader where the data come from a LightningDataModule (`from_datamodule`), and the
-                full batch otherwise. A size of all samples or more gives the full batch, too.
+            batch_size: As in `LightningClient`, except that `None` means the batch size of the
+                training loader where the data come from a LightningDataModule
+                (`from_datamodule`), and the full batch otherwise.
             local_steps: As in `LightningClient`.
             local_epochs: As in `LightningClient`.
             local_lr: As in `LightningClient`.
-            drop_last: As in `LightningClient`; `None` for what the training loader does where the
-                data come from a LightningDataModule, and for `False` otherwise.
-            collate_fn: As in `LightningClient`; test data are put into batches by it, too.
+            drop_last: As in `LightningClient`; `None` for the training loader's `drop_last` where
+                the data come from a LightningDataModule, and for `False` otherwise.
+            collate_fn: As in `LightningClient`. It also makes the batches of the test data.
             seed: Decides who is malicious.
             server_data: As in `Federation`; `None` for the data module's `server_dataset`.
             buffers: As in `Federation`.
-            fake_clients: Malicious clients without data that join on top of those (`fake-0` and so
-                on). Each claims as many samples as a client has on average.
+            fake_clients: Number of malicious clients without data (`fake-0` and so on) to add to
+                the clients of `data`. Each claims as many samples as a client has on average.
         """
         fake_clients = check_int("fake_clients", fake_clients, minimum=0)
         if not hasattr(data, "client_datasets") or isinstance(data, type):
@@ -199,17 +199,17 @@ class Federation:
 
 
 def fake_ids(number: int) -> list[str]:
-    """Return the ids of so many fake clients."""
+    """Return the ids of `number` fake clients."""
     return [f"fake-{i}" for i in range(number)]
 
 
 def draw_malicious(malicious: Any, ids: Sequence[str], seed: int) -> Sequence[str]:
-    """Return who is malicious.
+    """Return the ids of the malicious clients.
 
     Args:
-        malicious: How many, which fraction, or who.
-        ids: All clients.
-        seed: Decides the draw.
+        malicious: Their number, their fraction of all clients, or their ids.
+        ids: Ids of all clients.
+        seed: Seed of the draw.
     """
     requirement = f"a count below {len(ids)}, a fraction in [0, 1), or a list of client ids"
     if not isinstance(malicious, bool) and not is_number(malicious):
@@ -244,25 +244,26 @@ def _checked_rounds(argument: str, rounds: Mapping[str, int]) -> dict[str, int]:
 
 
 class ClientSampler(Component):
-    """Chooses the clients of a round, drawn anew for every round, and says who is there at all.
+    """Chooses the cohort of every round.
 
-    Of the clients that have joined and not left, a fraction, a fixed number, or those that a
-    schedule names are chosen; then some drop out. Every draw is a function of the seed, the round
-    and, for drop-outs, the client. Override `sample` for anything else.
+    Clients that have joined and not left are present. Of these, a fraction, a fixed number, or the
+    clients that a schedule names are chosen; then some of the chosen drop out. Every draw is a
+    function of the seed, the round and, for drop-outs, the client. Override `sample` for any other
+    choice.
 
     Args:
-        fraction: Fraction of the clients there that is chosen, in (0, 1]; at least one is.
-        num_clients: Number of clients to choose, instead of a fraction; all if fewer are there.
-        schedule: Cohorts to take in turn, as lists of client ids, instead of drawing any.
+        fraction: Fraction of the present clients to choose, in (0, 1]; at least one client is.
+        num_clients: Number of clients to choose, instead of a fraction; all if fewer are present.
+        schedule: Cohorts to take in turn, as lists of client ids, instead of drawing them.
         dropout: Probability in [0, 1) that a chosen client drops out of the round, before it is
-            asked. If all would, the one that was least likely to stays.
-        joins: First round of clients that join late, by id.
-        leaves: First round that clients that leave miss, by id.
+            asked. If all would drop out, the client with the largest draw stays.
+        joins: By client id, the first round of a client that joins late.
+        leaves: By client id, the first round that a client that leaves misses.
 
     Raises:
         ConfigurationError: If an argument is out of range, more than one of `fraction`,
-            `num_clients` and `schedule` is given, or, when sampling, an id is unknown or nobody
-            is there.
+            `num_clients` and `schedule` is given, or, when sampling, an id is unknown or no client
+            is present.
 
     Examples:
         >>> ClientSampler(fraction=0.5).sample(["a", "b", "c", "d"], round=0, seed=0)
@@ -312,14 +313,14 @@ class ClientSampler(Component):
         """
         self.check_known(client_ids)
         joins, leaves = self.joins or {}, self.leaves or {}
-        there = [
+        present = [
             c for c in client_ids if joins.get(c, 0) <= round and round < leaves.get(c, math.inf)
         ]
-        chosen = self._choose(there, round, seed)
+        chosen = self._choose(present, round, seed)
         if not chosen:
             raise ConfigurationError(
-                f"Round {round} has no client: of {len(client_ids)}, {len(there)} are there. HINT: "
-                "let more clients join, or fewer leave, or add them to the round's cohort."
+                f"Round {round} has no client: of {len(client_ids)}, {len(present)} are there. "
+                "HINT: let more clients join, or fewer leave, or add them to the round's cohort."
             )
         if self.dropout == 0:
             return chosen
@@ -327,15 +328,15 @@ class ClientSampler(Component):
         limit = min(self.dropout, max(draws.values()))
         return tuple(c for c in chosen if draws[c] >= limit)
 
-    def _choose(self, there: Sequence[str], round: int, seed: int) -> tuple[str, ...]:
+    def _choose(self, present: Sequence[str], round: int, seed: int) -> tuple[str, ...]:
         if self.schedule is not None:
             cohort = set(self.schedule[round % len(self.schedule)])
-            return tuple(c for c in there if c in cohort)
-        count = max(1, int(self.fraction * len(there) + 0.5))
+            return tuple(c for c in present if c in cohort)
+        count = max(1, int(self.fraction * len(present) + 0.5))
         if self.num_clients is not None:
             count = self.num_clients
-        order = numpy_generator(seed, "cohort", round).permutation(len(there))
-        return tuple(there[i] for i in sorted(order[:count]))
+        order = numpy_generator(seed, "cohort", round).permutation(len(present))
+        return tuple(present[i] for i in sorted(order[:count]))
 
     def check_known(self, client_ids: Sequence[str]) -> None:
         """Raise `ConfigurationError` if the schedule, `joins` or `leaves` name unknown clients.

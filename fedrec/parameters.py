@@ -31,20 +31,21 @@ def averageable_buffers(module: nn.Module) -> list[str]:
 
 
 def _running_statistics(module: nn.Module) -> list[str]:
-    kept = {
-        id(b) for one in module.modules() if keeps_running_statistics(one) for b in one.buffers()
-    }
+    """Return the names of the averageable buffers of layers that keep running statistics."""
+    layers = [layer for layer in module.modules() if keeps_running_statistics(layer)]
+    statistics = {id(buffer) for layer in layers for buffer in layer.buffers()}
     buffers = dict(module.named_buffers())
-    return [name for name in averageable_buffers(module) if id(buffers[name]) in kept]
+    return [name for name in averageable_buffers(module) if id(buffers[name]) in statistics]
 
 
 class ParameterVector:
     r"""The layout of a module's trainable parameters in one vector of $d$ numbers.
 
     Parameters travel between server, clients and history as one float32 vector. This class knows
-    which slice of it belongs to which parameter. Buffers are not parameters. Those that training
-    changes (running statistics, say) are averaged if that is asked for, and then travel in a second
-    vector of $b$ numbers, see `buffers`; all others stay as they are, in every client.
+    which slice of the vector belongs to which parameter. Buffers are not parameters. With
+    `Federation(buffers="average")`, buffers that training changes (running statistics, say) are
+    averaged and travel in a second vector of $b$ numbers, see `buffers`. All other buffers stay as
+    they are, in every client.
 
     Args:
         module: Any module with at least one trainable float32 parameter.
@@ -73,10 +74,10 @@ class ParameterVector:
                 f"Expected every trainable parameter to be float32, but got {wrong}. HINT: keep "
                 'the module in float32 and choose the precision with `precision="bf16-mixed"`.'
             )
-        odd = [n for n, p in parameters.items() if p.is_meta or _overlaps(p)]
-        if odd:
+        shared = [n for n, p in parameters.items() if p.is_meta or _overlaps(p)]
+        if shared:
             raise ConfigurationError(
-                f"Expected every trainable parameter to have memory of its own, but got {odd}, "
+                f"Expected every trainable parameter to have memory of its own, but got {shared}, "
                 "which are on the meta device, or expanded. HINT: make them with `to_empty` and "
                 "`reset_parameters`, or with `.clone()`."
             )
@@ -93,17 +94,17 @@ class ParameterVector:
 
     @property
     def num_buffers(self) -> int:
-        """$b$, the number of values in the buffers that are averaged; a complex one is two."""
+        """$b$, the number of values in the averaged buffers; a complex number is two values."""
         return sum(self._buffer_sizes)
 
     @property
     def buffer_names(self) -> tuple[str, ...]:
-        """Names of the buffers that are averaged; those of running statistics, to begin with."""
+        """Names of the averaged buffers; before `select_buffers`, those of running statistics."""
         return tuple(self.buffer_spec)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of names and shapes: two modules with the same one can share a history."""
+        """A hash of names and shapes: modules with the same fingerprint can share a history."""
         parts = [[n, list(s)] for n, s in zip(self.names, self.shapes, strict=True)]
         text = json.dumps(parts, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -188,20 +189,20 @@ class ParameterVector:
 
         Args:
             module: A module of this layout.
-            names: Their names, or a `buffer_spec`, as the manifest of a history has one. In the
-                order of the vector.
+            names: Names of the buffers in the order of the vector, or a `buffer_spec`, as the
+                manifest of a history has it.
 
         Raises:
             ConfigurationError: If the module has no such buffer, or one of another shape or dtype.
         """
         known = dict(module.named_buffers())
-        able = averageable_buffers(module)
-        wanted = names if isinstance(names, Mapping) else dict.fromkeys(names)
+        averageable = averageable_buffers(module)
+        chosen = names if isinstance(names, Mapping) else dict.fromkeys(names)
         spec = {}
-        for name, recorded in wanted.items():
-            if name not in able:
+        for name, recorded in chosen.items():
+            if name not in averageable:
                 raise ConfigurationError(
-                    expected("buffers", "names of buffers with numbers", name, known=able)
+                    expected("buffers", "names of buffers with numbers", name, known=averageable)
                 )
             buffer = known[name]
             spec[name] = {
@@ -222,10 +223,10 @@ class ParameterVector:
             self.buffer_dtype = torch.float64
 
     def buffers(self, module: nn.Module) -> Tensor:
-        """Copy the buffers that are averaged into a new vector.
+        """Copy the averaged buffers into a new vector.
 
         Returns:
-            Shape $(b,)$, float32, or float64 if one of them is: what comes out goes in again.
+            Shape $(b,)$, float32, or float64 if a buffer is, so that no digit is lost.
         """
         known = dict(module.named_buffers())
         parts = [_reals(known[n].detach()).reshape(-1) for n in self.buffer_names]
@@ -234,7 +235,7 @@ class ParameterVector:
         return torch.cat([part.to(self.buffer_dtype) for part in parts])
 
     def load_buffers(self, module: nn.Module, vector: Tensor) -> None:
-        """Copy a vector of $b$ values into the buffers that are averaged, in place.
+        """Copy a vector of $b$ values into the averaged buffers, in place.
 
         Raises:
             ShapeError: If the vector has another length, as where other buffers were averaged.
@@ -268,7 +269,7 @@ class ParameterVector:
 
 
 def _overlaps(parameter: Tensor) -> bool:
-    """Whether entries share memory, as those of an expanded tensor do."""
+    """Whether entries of a tensor share memory, as in an expanded tensor."""
     sizes = zip(parameter.shape, parameter.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in sizes)
 

@@ -26,7 +26,7 @@ def _digest(seed: int, purpose: str, round: int, client_id: str) -> bytes:
 
 
 def key(seed: int, purpose: str, round: int = 0, client_id: str = "") -> int:
-    """Return the 128-bit key that stands for these four things."""
+    """Return the 128-bit key of (seed, purpose, round, client)."""
     return int.from_bytes(_digest(seed, purpose, round, client_id), "little")
 
 
@@ -47,7 +47,7 @@ class _Key(ISeedSequence):
 def numpy_generator(
     seed: int, purpose: str, round: int = 0, client_id: str = ""
 ) -> np.random.Generator:
-    """Return a counter-based (Philox) NumPy generator for these four things.
+    """Return a counter-based (Philox) NumPy generator for (seed, purpose, round, client).
 
     Examples:
         >>> a = numpy_generator(0, "batch", round=3, client_id="7").integers(100, size=3)
@@ -62,10 +62,10 @@ def numpy_generator(
 def reused_generator(
     seed: int, purpose: str, round: int = 0, client_id: str = ""
 ) -> np.random.Generator:
-    """Return what `numpy_generator` does, in an object that the thread's next call takes back.
+    """Return the generator of `numpy_generator`, in an object that the thread's next call reuses.
 
-    Draw at once, and keep nothing but the numbers. It takes longer to make a generator than to draw
-    a mini-batch.
+    Draw at once, and keep only the numbers, not the generator. Making a new generator would take
+    longer than drawing a mini-batch.
 
     Examples:
         >>> reused_generator(0, "batch", round=3, client_id="7").integers(100, size=3)
@@ -79,7 +79,7 @@ def reused_generator(
         "bit_generator": "Philox",
         "state": {"counter": (0, 0, 0, 0), "key": words},
         "buffer": (0, 0, 0, 0),
-        "buffer_pos": 4,  # nothing left in it
+        "buffer_pos": 4,  # the buffer is used up
         "has_uint32": 0,
         "uinteger": 0,
     }
@@ -89,7 +89,7 @@ def reused_generator(
 def torch_generator(
     seed: int, purpose: str, round: int = 0, client_id: str = ""
 ) -> torch.Generator:
-    """Return a CPU `torch.Generator` for these four things.
+    """Return a CPU `torch.Generator` for (seed, purpose, round, client).
 
     Examples:
         >>> torch.rand(1, generator=torch_generator(0, "attack", round=3)).shape

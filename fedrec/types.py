@@ -40,12 +40,12 @@ Context = TypeVar("Context", bound="RoundContext")
 
 
 def _discard(name: str, value: float) -> None:
-    """Log to nowhere: the default of a context that was made by hand."""
+    """Log nothing: the default logger, for a context that was made by hand."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundContext:
-    """What a component may know about the round it works in.
+    """What a component may know about the current round.
 
     Args:
         round: Round $t$, 0-based.
@@ -54,13 +54,13 @@ class RoundContext:
         global_weights: Global weights at the start of the round, shape $(d,)$.
         layout: Which slice of the $d$ entries is which parameter.
         seed: Seed of the recording; every random draw is a function of it.
-        purpose: Names the component's own stream of random numbers.
-        device: Where tensors live.
+        purpose: Name of the component's own stream of random numbers.
+        device: Device of the tensors.
         autocast: Makes the context manager of the chosen precision.
-        logger: Call it with a name and a number to log a value for this round.
-        server_data: Clean data at the server, if any.
-        batch_policy: `"replay"` draws the batches of the recording again, `"fresh"` others.
-        work: Other local training than the clients' own, or `None`.
+        logger: Called with a name and a number, it logs the number for this round.
+        server_data: Clean data at the server, or `None`.
+        batch_policy: `"replay"` draws the batches of the recording again, `"fresh"` draws others.
+        work: Settings of local training in place of the clients' own, or `None`.
         buffers: Values of the averaged buffers to start from, shape $(b,)$, or `None`.
     """
 
@@ -81,20 +81,20 @@ class RoundContext:
 
     @cached_property
     def generator(self) -> torch.Generator:
-        """A CPU generator seeded by (seed, purpose, round): the same whatever was drawn before."""
+        """A CPU generator seeded by (seed, purpose, round), whatever was drawn in other rounds."""
         return torch_generator(self.seed, self.purpose, self.round)
 
     @property
     def autocast_is_off(self) -> bool:
-        """Whether computing is in plain float32."""
+        """Whether the round is computed in plain float32."""
         return self.autocast is nullcontext
 
     def extended(self, kind: type[Context], **more: Any) -> Context:
-        """Return the context of a component that may know more of the same round.
+        """Return a context of another class for the same round, which has more fields.
 
         Args:
-            kind: Its class.
-            **more: What it has besides, or in place of what is here.
+            kind: Class of the new context.
+            **more: Values of its further fields, or new values of the fields here.
 
         Examples:
             >>> from fedrec.attacks import AttackContext
@@ -151,10 +151,12 @@ class CohortUpdates:
     buffers: Tensor | None = None
 
     def select(self, client_ids: Sequence[str]) -> CohortUpdates:
-        """Return these clients' part, in this order, and all refusals; itself if it is so.
+        """Return the updates of some clients, in the given order, with all refusals.
+
+        If these are all clients in the order they are in, the object itself is returned.
 
         Raises:
-            KeyError: If one of them is not among `client_ids`.
+            KeyError: If a client is not among `client_ids`.
         """
         if tuple(client_ids) == self.client_ids:
             return self
@@ -176,11 +178,13 @@ class RoundRecord:
     Args:
         round: Round $t$, 0-based.
         global_weights: Global weights at the start of the round, shape $(d,)$.
-        sent: What the clients sent that were aggregated; of fewer of them when read that way.
+        sent: What the clients sent whose updates were aggregated. A record that was read for some
+            clients has the updates of these only.
         aggregate: What the aggregation rule returned, shape $(d,)$.
         cohort: Clients that were asked, in order; by default those of `sent`, then those refused.
         buffers: Averaged buffers after the round, shape $(b,)$, or `None`.
-        departure: If the executor had left its plan by then: see `Executor.departure`.
+        departure: Why the executor had left its plan by this round, see `Executor.departure`; or
+            `None`.
     """
 
     round: int
@@ -202,35 +206,37 @@ class RoundRecord:
 
     @property
     def updates(self) -> Tensor:
-        """Their updates, shape $(m, d)$."""
+        """Updates of `client_ids`, shape $(m, d)$."""
         return self.sent.updates
 
     @property
     def num_samples(self) -> Tensor:
-        """Their sizes, shape $(m,)$, int64."""
+        """Data set sizes of `client_ids`, shape $(m,)$, int64."""
         return self.sent.num_samples
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Clients that were asked and not used, with the reason."""
+        """Clients whose update was refused, with the reason."""
         return self.sent.refused
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Clients whose updates were aggregated, also where not all of them were read."""
+        """Clients whose updates were aggregated, those whose updates were not read included."""
         return tuple(c for c in self.cohort if c not in self.refused)
 
     def select(self, client_ids: Sequence[str]) -> RoundRecord:
-        """Return the record with only these clients' updates, in this order; itself if it is so.
+        """Return the record with only some clients' updates, in the given order.
+
+        If these are all clients in the order they are in, the record itself is returned.
 
         Raises:
-            KeyError: If one of them is not among `client_ids`.
+            KeyError: If a client is not among `client_ids`.
         """
         sent = self.sent.select(client_ids)
         return self if sent is self.sent else replace(self, sent=sent)
 
     def to(self, device: torch.device) -> RoundRecord:
-        """Return the record with its tensors on a device; itself if they are there."""
+        """Return the record with its tensors on a device; the record itself if they are there."""
         if self.updates.device == device:
             return self
         return replace(
@@ -249,7 +255,7 @@ class Detection:
     Args:
         malicious: Clients flagged as malicious, sorted.
         seen: All clients the detector saw, sorted.
-        round: Round of the decision, or `None` if there was none.
+        round: Round of the decision, or `None` if the detector has not decided.
         scores: Suspicion score per client at the decision, larger is more suspicious.
         round_scores: Scores per client by round, where the detector has any.
     """
@@ -298,13 +304,13 @@ class RunResult:
         rounds: Rounds done, those before an interruption included.
         seconds: Wall-clock seconds of this run, evaluation left out.
         curve: One row per evaluated round: `{"round": ..., "ter": ..., "asr": ..., <metrics>}`.
-        execution: The execution plan: executor, threads, device, precision; under `departure` why
-            the executor left it, if it did, see `Executor.departure`.
+        execution: The execution plan: executor, threads, device, precision. If the executor left
+            its plan, `departure` says why, see `Executor.departure`.
         buffers: Final averaged buffers, shape $(b,)$, or `None`.
         detection: Verdict of the detector, if one ran.
-        ledger: Who was asked for exact updates, when and why (recoveries only).
-        diagnostics: What the recoverer reports about itself, by name.
-        client_seconds: Seconds of `seconds` spent on computing what clients send (and what a
+        ledger: Which client was asked for an exact update in which round and why (recoveries only).
+        diagnostics: Numbers that the recoverer reports about itself, by name.
+        client_seconds: The part of `seconds` spent on computing what clients send (and what a
             full-knowledge attacker sees), by reason; `"record"` in a recording.
         estimate_errors: Estimated updates beside exact ones, where the recoverer compares them.
     """

@@ -17,7 +17,7 @@ __all__ = ["Callback", "LoopSettings"]
 
 
 class LoopSettings(Protocol):
-    """What a callback may read of the loop: the arguments of `FederatedLoop`, by their names.
+    """The part of the loop that a callback may read: the arguments of `FederatedLoop`, by name.
 
     Examples:
         >>> from fedrec import FederatedLoop
@@ -46,9 +46,9 @@ class LoopSettings(Protocol):
 
 
 class Callback:
-    """Hooks into `FederatedLoop`; all empty, override what you need.
+    """Hooks into `FederatedLoop`. All are empty: override those you need.
 
-    Each is handed the loop, to read its settings.
+    Every hook is given the loop, to read its settings.
 
     Examples:
         >>> class Shout(Callback):
@@ -75,22 +75,22 @@ class Callback:
         """Called before the clients of a round are asked."""
 
     def on_updates(self, loop: LoopSettings, ctx: RoundContext, updates: CohortUpdates) -> None:
-        """Called with what clients sent, after attack and checks; in recovery per exact request."""
+        """Called with what clients sent, after attack and checks; in a recovery, per `exact`."""
 
     def on_round_end(
         self, loop: LoopSettings, ctx: RoundContext, metrics: Mapping[str, float]
     ) -> None:
-        """Called after the server step, with what was evaluated and logged in this round.
+        """Called after the server step, with the values that were evaluated and logged in it.
 
-        The round of a recording may still be on its way to the disk; all earlier rounds are stored.
+        In a recording, the round may not be stored yet; all earlier rounds are.
         """
 
     def on_exception(self, loop: LoopSettings, error: BaseException) -> None:
         """Called when the run ends by an error or an interrupt."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed recovery has to give back to the callback."""
+        """Return the callback's state, which a resumed recovery gives to `load_state_dict`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over a state that `state_dict` returned."""

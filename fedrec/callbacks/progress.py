@@ -18,7 +18,7 @@ __all__ = ["RichProgressBar"]
 
 
 class RichProgressBar(Callback):
-    """Shows rounds, time left and the last evaluated figures; silent where there is no terminal.
+    """Shows rounds, time left and the last evaluated figures; nothing if there is no terminal.
 
     Examples:
         >>> RichProgressBar().is_shown  # no terminal here
@@ -77,7 +77,7 @@ class RichProgressBar(Callback):
     def on_round_end(
         self, loop: LoopSettings, ctx: RoundContext, metrics: Mapping[str, float]
     ) -> None:
-        """Move on by one round."""
+        """Move the bar on by one round."""
         if self._progress is None or self._task is None:
             return
         self._progress.update(self._task, completed=ctx.round + 1)

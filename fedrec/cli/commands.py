@@ -1,4 +1,4 @@
-"""What each subcommand does."""
+"""The functions of the subcommands."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from fedrec.data import FederatedDataModule
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, RecipeError
 from fedrec.loop.footprint import num_bytes_text
 from fedrec.recipe import Recipe, load_recipe, run
-from fedrec.recipe.fitting import check_fit
 from fedrec.recipe.folder import RunFolder, existing
+from fedrec.recipe.model_fit import check_fit
 from fedrec.recipe.planning import forecast_history, recoveries_there
 from fedrec.recipe.results import collect_results
 from fedrec.recipe.runner import is_recorded
 from fedrec.recipe.schema import build_parts
 from fedrec.report import print_results, write_comparison, write_report
+from fedrec.report.table import print_line
 
 __all__ = ["COMMANDS", "Command"]
 
-# Of a federation with more clients, `validate` shows how their ids look.
+# `validate` lists the ids of so many clients at most, and of more only the first and last ones.
 _MOST_NAMED = 20
 
-# An exit code, or nothing for 0.
+#: Takes the parsed arguments; returns an exit code, or `None` for 0.
 Command = Callable[[argparse.Namespace], int | None]
 
 
 def _on_recipe(*steps: str) -> Command:
+    """Return a command that does these steps of a recipe, in the recipe's run folder."""
+
     def command(args: argparse.Namespace) -> None:
         recipe = load_recipe(args.target, args.overrides, args.allow)
         folder = Path(args.output_dir) / recipe.name
@@ -44,6 +47,8 @@ def _on_recipe(*steps: str) -> Command:
 
 
 def _on_folder(*steps: str) -> Command:
+    """Return a command that does these steps of the recipe in an existing run folder."""
+
     def command(args: argparse.Namespace) -> None:
         path = existing(args.target)
         recipe = load_recipe(path.recipe_file, args.overrides, args.allow)
@@ -60,7 +65,7 @@ def _run(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Run, and show what came of it, be it that some of the methods failed."""
+    """Run a recipe and show its results, also if some of the methods failed."""
     progress = not args.no_progress
     try:
         results = run(recipe, folder=folder, overwrite=overwrite, steps=steps, progress=progress)
@@ -86,12 +91,12 @@ def _report(args: argparse.Namespace) -> None:
         folder.write("results.json", results)
         print_results(results, console)
         for label, reason in results["failures"].items():
-            _line(console, f"{label} failed: {reason}")
+            print_line(console, f"{label} failed: {reason}")
     if len(folders) == 1:
         path = write_report(folders[0].path, args.output)
     else:
         path = write_comparison([f.path for f in folders], args.output or "report.html")
-    _line(console, str(path))
+    print_line(console, str(path))
 
 
 def _validate(args: argparse.Namespace) -> None:
@@ -100,17 +105,17 @@ def _validate(args: argparse.Namespace) -> None:
     data, lines = parts.data, [f"{recipe.path} has no mistakes.", *parts.remarks]
     try:
         data.test_dataset  # noqa: B018 - a property that loads
-    except Exception as error:  # noqa: BLE001 - of a recipe for another machine
+    except Exception as error:  # noqa: BLE001 - the data may be on another machine
         lines.append(
             f"Its data are not here, so neither their split nor the model was checked: {error}"
         )
     else:
         _split(data)
         check_fit(recipe, data)
-    told = forecast_history(recipe)
-    if told is not None:
-        assumed = ", if updates compress as expected" if told.assumed else ""
-        size = num_bytes_text(told.num_bytes)
+    history = forecast_history(recipe)
+    if history is not None:
+        assumed = ", if updates compress as expected" if history.assumed else ""
+        size = num_bytes_text(history.num_bytes)
         lines.append(f"Its history will take about {size} of disk{assumed}.")
     lines.append(_plan(recipe, RunFolder(Path(args.output_dir) / recipe.name)))
     ids = data.client_ids
@@ -118,11 +123,11 @@ def _validate(args: argparse.Namespace) -> None:
     lines.append(f"Its clients are {named}.")
     console = Console()
     for line in lines:
-        _line(console, line)
+        print_line(console, line)
 
 
 def _split(data: FederatedDataModule) -> None:
-    """Split the data over the clients, and say so if that cannot be done."""
+    """Split the data over the clients, to find out whether that can be done."""
     try:
         sets = data.client_datasets()
     except (FedrecError, ValueError) as error:
@@ -134,7 +139,7 @@ def _split(data: FederatedDataModule) -> None:
 
 
 def _plan(recipe: Recipe, folder: RunFolder) -> str:
-    """Say what a run consists of, and what of it is there."""
+    """Return a sentence on what a run consists of, and which of its parts are done."""
     recoveries = len(recipe.config.get("recoverers") or [])
     text = (
         f"It makes a recording and {recoveries} {'recovery' if recoveries == 1 else 'recoveries'}"
@@ -150,11 +155,7 @@ def _show(folder: Path, results: dict[str, Any]) -> None:
     print_results(results, console)
     for name in ("results.json", "report.html"):
         if (folder / name).exists():
-            _line(console, f"{folder / name}")
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_line(console, f"{folder / name}")
 
 
 COMMANDS: dict[str, Command] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -24,13 +23,14 @@ from fedrec.recipe.classes import ClassFinder
 from fedrec.recipe.folder import existing
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recipe.schema import build_parts, load_recipe
+from fedrec.recipe.step_results import finite
 from fedrec.report.table import fraction
 
 __all__ = ["compare", "compare_run"]
 
 
 def compare_run(args: argparse.Namespace) -> None:
-    """Compare the detectors on a run's recording; nothing in the run folder changes."""
+    """Print a comparison of detectors on a run's recording; the run folder stays as it is."""
     folder = existing(args.target)
     detectors = _build(args.detector, args.allow)
     recipe = load_recipe(folder.recipe_file, args.overrides, args.allow)
@@ -53,14 +53,14 @@ def compare_run(args: argparse.Namespace) -> None:
 
 
 def compare(history: HistoryStore, detectors: Sequence[Detector]) -> list[dict[str, Any]]:
-    """Let each of the detectors replay a history.
+    """Return the verdicts of several detectors on a history, one row a detector.
 
     Args:
         history: The recording.
         detectors: The detectors.
 
     Returns:
-        A row a detector: `detector` (its repr), `label` (without default arguments), `malicious`,
+        For each detector: `detector` (its repr), `label` (without default arguments), `malicious`,
         `round`, `precision`, `recall`, `fpr`, `fnr` (`None` where undefined), `scores`,
         `round_scores` and `seconds`.
 
@@ -94,9 +94,9 @@ def compare(history: HistoryStore, detectors: Sequence[Detector]) -> list[dict[s
                 "recall": detection.recall(truth),
                 "fpr": detection.false_positive_rate(truth),
                 "fnr": detection.false_negative_rate(truth),
-                "scores": _finite(detection.scores),
+                "scores": finite(detection.scores),
                 "round_scores": {
-                    str(t): _finite(scores) for t, scores in detection.round_scores.items()
+                    str(t): finite(scores) for t, scores in detection.round_scores.items()
                 },
                 "seconds": time.perf_counter() - began,
             }
@@ -105,7 +105,7 @@ def compare(history: HistoryStore, detectors: Sequence[Detector]) -> list[dict[s
 
 
 def _label(detector: Detector) -> str:
-    """Write the detector with those of its arguments that are not the defaults."""
+    """Return a detector as text, with its arguments that differ from the defaults."""
     defaults = inspect.signature(type(detector)).parameters
     given = {k: v for k, v in detector.init_args().items() if v != defaults[k].default}
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
@@ -113,18 +113,18 @@ def _label(detector: Detector) -> str:
 
 
 def _build(nodes: Sequence[str], allow: Sequence[str]) -> list[Detector]:
-    """Make the detectors that the options name: a class, or a mapping as in a recipe."""
+    """Build the detectors of the options: each a class name, or a mapping as in a recipe."""
     make = Instantiator(ClassFinder(allow))
-    built = []
+    detectors = []
     for node in nodes:
         try:
             value = yaml.safe_load(node)
         except yaml.YAMLError as error:
             raise ConfigurationError(f"--detector: {node!r} is not YAML: {error}") from error
-        built.append(make.component(value, "--detector", [Detector]))
+        detectors.append(make.component(value, "--detector", [Detector]))
     if make.errors:
         raise ConfigurationError("\n".join(make.errors))
-    return built
+    return detectors
 
 
 def _print(rows: Sequence[dict[str, Any]], title: str) -> None:
@@ -140,7 +140,3 @@ def _print(rows: Sequence[dict[str, Any]], title: str) -> None:
         flagged, seconds = str(len(row["malicious"])), f"{row['seconds']:.1f}"
         table.add_row(escape(row["label"]), flagged, *rates, decided, seconds)
     Console().print(table)
-
-
-def _finite(values: Any) -> dict[str, float]:
-    return {client: value for client, value in values.items() if math.isfinite(value)}

@@ -1,4 +1,4 @@
-"""`fedrec history`: what each of its commands does. Imports neither torch nor Lightning."""
+"""`fedrec history`: the functions of its commands. Imports neither torch nor Lightning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHILD = (
 def execute(args: argparse.Namespace) -> int:
     """Run a command in a process of its own, and return its exit code.
 
-    LMDB trusts its pages: one that is damaged can kill the process that follows it.
+    LMDB trusts its pages: reading a damaged page can kill the process.
     """
     words = [json.dumps(vars(args)), "\n".join(sys.path)]
     code = subprocess.run([sys.executable, "-P", "-c", _CHILD, *words], check=False).returncode
@@ -45,7 +45,7 @@ def main(arguments: str) -> int:
     """Run a command in this process, and return its exit code.
 
     Args:
-        arguments: Those of the command, as JSON.
+        arguments: The parsed arguments of the command, as JSON.
     """
     args = argparse.Namespace(**json.loads(arguments))
     try:
@@ -66,7 +66,9 @@ def main(arguments: str) -> int:
     return code
 
 
+#: Called with the number of rounds that are left.
 Progress = Callable[[int], None]
+# The result for `--json`, the text otherwise, and the exit code.
 _Outcome = tuple[dict[str, Any], str, int]
 
 
@@ -83,40 +85,40 @@ def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
     from fedrec.history.retention import Retention
     from fedrec.history.tools.info import info
 
-    found = info(args.target, master_key=_source(args))
+    about = info(args.target, master_key=_source(args))
     unknown = "unknown before the first round"
-    per_parameter = found.bytes_per_parameter
-    error = "exact" if found.max_error == 0 else f"entries are off by at most {found.max_error:.3g}"
+    per_parameter = about.bytes_per_parameter
+    error = "exact" if about.max_error == 0 else f"entries are off by at most {about.max_error:.3g}"
     lines = [
-        f"History {found.path}",
-        f"  rounds      {found.num_rounds} of {found.max_rounds}",
-        f"  clients     {found.num_clients}: {_some(found.clients)}",
-        f"  updates     {found.num_updates} of {found.num_parameters:,} parameters",
-        f"  size        {found.num_bytes:,} bytes, {found.free_bytes:,} of them free",
+        f"History {about.path}",
+        f"  rounds      {about.num_rounds} of {about.max_rounds}",
+        f"  clients     {about.num_clients}: {_some(about.clients)}",
+        f"  updates     {about.num_updates} of {about.num_parameters:,} parameters",
+        f"  size        {about.num_bytes:,} bytes, {about.free_bytes:,} of them free",
         "  a parameter "
         + (unknown if per_parameter is None else f"{per_parameter:.3g} bytes in each update"),
-        f"  all rounds  about {found.expected_bytes:,} bytes",
-        f"  keeps       updates of {Retention.of(found.keep)}",
-        f"  codec       {found.codec}, {error}",
-        f"  encryption  {found.encryption or 'none'}",
-        f"  model       {found.model_fingerprint}",
-        "  recorded by " + ", ".join(f"{name} {v}" for name, v in found.versions.items()),
+        f"  all rounds  about {about.expected_bytes:,} bytes",
+        f"  keeps       updates of {Retention.of(about.keep)}",
+        f"  codec       {about.codec}, {error}",
+        f"  encryption  {about.encryption or 'none'}",
+        f"  model       {about.model_fingerprint}",
+        "  recorded by " + ", ".join(f"{name} {v}" for name, v in about.versions.items()),
     ]
-    for one in found.repairs:
-        dropped = ", ".join(f"round {t} of {client_id}" for t, client_id in one["dropped"])
+    for repair in about.repairs:
+        dropped = ", ".join(f"round {t} of {client_id}" for t, client_id in repair["dropped"])
         lines.append(
-            f"  a repair    kept {one['rounds']} of {one['rounds_before']} rounds, and dropped "
-            f"{dropped or 'no update'} from them"
+            f"  a repair    kept {repair['rounds']} of {repair['rounds_before']} rounds, and "
+            f"dropped {dropped or 'no update'} from them"
         )
     lines += [
-        f"  forgotten   {one['client_id']} on {one['when']}, {one['updates']} updates"
-        for one in found.forgotten
+        f"  forgotten   {client['client_id']} on {client['when']}, {client['updates']} updates"
+        for client in about.forgotten
     ]
-    return found.to_dict(), "\n".join(lines), 0
+    return about.to_dict(), "\n".join(lines), 0
 
 
 def _some(names: Sequence[str], most: int = 10) -> str:
-    """Return the first names; `--json` has all of them."""
+    """Return the first names as text; the output of `--json` has all of them."""
     return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
@@ -136,7 +138,8 @@ def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:
     if locked:
         text += " It is encrypted: without its master key, checksums were compared and no more."
     if damage:
-        text = "\n".join([f"History {history.path} is damaged:", *(f"  - {one}" for one in damage)])
+        lines = [f"  - {part}" for part in damage]
+        text = "\n".join([f"History {history.path} is damaged:", *lines])
     return _verified(str(history.path), damage, locked), text, int(bool(damage))
 
 
@@ -148,7 +151,7 @@ def _repair(args: argparse.Namespace, progress: Progress) -> _Outcome:
     result["backup"] = None if done.backup is None else str(done.backup)
     if not done.damage:
         return result, "Nothing is damaged, and nothing was changed.", 0
-    lines = ["Damaged:", *(f"  - {one}" for one in done.damage)]
+    lines = ["Damaged:", *(f"  - {part}" for part in done.damage)]
     lines += [f"Dropped the update of `{client_id}` in round {t}." for t, client_id in done.dropped]
     if done.rounds < done.rounds_before:
         lines.append(f"Kept the first {done.rounds} of {done.rounds_before} rounds.")
@@ -188,7 +191,7 @@ def _new_key(args: argparse.Namespace, progress: Progress) -> _Outcome:
 
 
 def _source(args: argparse.Namespace) -> str | None:
-    """Return where the master key comes from."""
+    """Return the source of the master key, as `master_key=` of a history takes it."""
     return None if args.key_file is None else f"file:{args.key_file}"
 
 
@@ -227,12 +230,16 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace, Progress], _Outcome]] = {
 
 
 def _verified(path: str, damage: list[Damage], locked: bool = False) -> dict[str, Any]:
-    found = {"path": path, "whole": not damage, "damage": _as_dicts(damage)}
-    return {**found, "checksums_only": locked}
+    return {
+        "path": path,
+        "whole": not damage,
+        "damage": _as_dicts(damage),
+        "checksums_only": locked,
+    }
 
 
 def _as_dicts(damage: list[Damage]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(one) for one in damage]
+    return [dataclasses.asdict(part) for part in damage]
 
 
 def _write(result: dict[str, Any]) -> None:
@@ -240,9 +247,9 @@ def _write(result: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _progress(wanted: bool) -> Iterator[Progress]:
-    """Show a bar of rounds on a terminal; what is returned takes the number that are left."""
-    if not (wanted and sys.stderr.isatty()):
+def _progress(enabled: bool) -> Iterator[Progress]:
+    """Show a bar of rounds, if it is enabled and standard error is a terminal."""
+    if not (enabled and sys.stderr.isatty()):
         yield lambda left: None
         return
     from rich.console import Console

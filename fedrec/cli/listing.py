@@ -1,4 +1,4 @@
-"""`fedrec ls` and `fedrec show`: what a recipe can name, and what it says about itself."""
+"""`fedrec ls` and `fedrec show`: the components that a recipe can name, and their docstrings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedrec.recipe.classes import ClassFinder
 
 __all__ = ["FAMILIES", "describe", "find", "ls", "sections", "show"]
 
-#: Base class and section of a recipe, by family.
+#: By family of components: its base class, and the section of a recipe that names a component.
 FAMILIES = {
     "attacks": ("fedrec.attacks.Attack", "attack"),
     "aggregators": ("fedrec.aggregators.Aggregator", "aggregator"),
@@ -41,21 +41,21 @@ _HEADING = re.compile(r"^(Args|Attributes|Shape|Raises|Returns|References|Exampl
 
 
 def ls(args: argparse.Namespace) -> None:
-    """List the components of a family, or of all."""
-    found = find(args.allow)
+    """List the components of a family, or of all families."""
+    families = find(args.allow)
     if args.target is not None:
         if args.target not in FAMILIES:
             raise ConfigurationError(
                 expected("FAMILY", "a family of components", args.target, known=FAMILIES)
             )
-        found = {args.target: found[args.target]}
-    described = [describe(cls, family) for family, group in found.items() for cls in group]
+        families = {args.target: families[args.target]}
+    described = [describe(cls, family) for family, group in families.items() for cls in group]
     if args.json:
         keys = ("name", "family", "class_path", "summary", "references")
         _write_json([{key: entry[key] for key in keys} for entry in described])
         return
     console = Console()
-    for family in found:
+    for family in families:
         table = Table(title=family, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("Name", no_wrap=True)
         table.add_column("What it does")
@@ -70,7 +70,7 @@ def ls(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    """Show one component."""
+    """Show the components with a name: their arguments, docstring and section of a recipe."""
     known: dict[str, list[tuple[type, str]]] = {}
     for family, group in find(args.allow).items():
         for cls in group:
@@ -99,16 +99,16 @@ def find(allow: Iterable[str] = ()) -> dict[str, list[type]]:
         ['CNN', 'HARMLP']
     """
     finder = ClassFinder(allow)
-    found = {}
+    families = {}
     for family, (path, _) in FAMILIES.items():
         module, _, name = path.rpartition(".")
         known = finder.known([getattr(importlib.import_module(module), name)])
-        found[family] = [cls for classes in known.values() for cls in classes]
-    return found
+        families[family] = [cls for classes in known.values() for cls in classes]
+    return families
 
 
 def describe(cls: type, family: str) -> dict[str, Any]:
-    """Return what a class says about itself, as plain values.
+    """Return the documentation of a class as plain values.
 
     Args:
         cls: The class.
@@ -120,14 +120,14 @@ def describe(cls: type, family: str) -> dict[str, Any]:
     """
     docstring = inspect.getdoc(cls) or ""
     parts = sections(docstring)
-    said = _arguments(parts.get("Args", ""))
+    descriptions = _arguments(parts.get("Args", ""))
     signature = inspect.signature(cls)
     arguments = [
         {
             "name": name,
             "type": _type_name(parameter.annotation),
             "default": None if parameter.default is parameter.empty else repr(parameter.default),
-            "description": said.get(name, ""),
+            "description": descriptions.get(name, ""),
         }
         for name, parameter in signature.parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -147,26 +147,26 @@ def describe(cls: type, family: str) -> dict[str, Any]:
 
 
 def sections(docstring: str) -> dict[str, str]:
-    r"""Cut a Google-style docstring into its sections; what comes first is `""`.
+    r"""Return the sections of a Google-style docstring by heading; the text before them is `""`.
 
     Examples:
         >>> sections("Does it.\n\nArgs:\n    x: A number.")
         {'': 'Does it.', 'Args': 'x: A number.'}
     """
-    found: dict[str, list[str]] = {"": []}
+    parts: dict[str, list[str]] = {"": []}
     current = ""
     for line in docstring.splitlines():
         heading = _HEADING.match(line)
         if heading:
             current = heading[1]
-            found[current] = []
+            parts[current] = []
         else:
-            found[current].append(line)
-    return {name: inspect.cleandoc("\n".join(lines)) for name, lines in found.items()}
+            parts[current].append(line)
+    return {name: inspect.cleandoc("\n".join(lines)) for name, lines in parts.items()}
 
 
 def short_reference(reference: str) -> str:
-    """Name a paper by its authors and venue.
+    """Return a reference's authors and venue only.
 
     Examples:
         >>> short_reference("Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (here).")
@@ -178,10 +178,10 @@ def short_reference(reference: str) -> str:
 
 
 def _arguments(text: str) -> dict[str, str]:
+    """Return the descriptions of arguments in the section `Args` of a docstring, by name."""
     entries = re.split(r"^(\w+):", text, flags=re.MULTILINE)[1:]
-    return {
-        name: " ".join(said.split()) for name, said in zip(entries[::2], entries[1::2], strict=True)
-    }
+    pairs = zip(entries[::2], entries[1::2], strict=True)
+    return {name: " ".join(description.split()) for name, description in pairs}
 
 
 def _type_name(annotation: Any) -> str | None:
@@ -191,6 +191,7 @@ def _type_name(annotation: Any) -> str | None:
 
 
 def _shown(arguments: list[dict[str, Any]]) -> str:
+    """Return a signature's arguments as text, one a line if they are long."""
     shown = [
         f"{a['name']}{': ' + a['type'] if a['type'] else ''}"
         f"{'' if a['default'] is None else ' = ' + a['default']}"
@@ -201,7 +202,7 @@ def _shown(arguments: list[dict[str, Any]]) -> str:
 
 
 def _recipe(cls: type, family: str) -> str:
-    """Write the section of a recipe that names the class with its default arguments."""
+    """Return the section of a recipe that names the class with its default arguments."""
     values: dict[str, Any] = {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -46,14 +46,14 @@ _HISTORY = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Run the `fedrec` command.
 
     Args:
-        argv: Arguments without the program's name; by default those of the process.
+        argv: Arguments without the program's name; by default the process's arguments.
 
     Returns:
-        The exit code: 0, 1 for a damaged history or for methods or points of a sweep that failed,
-        2 for a mistake of the user's, 130 after an interrupt.
+        The exit code: 0; 1 if a history is damaged, or a method or a point of a sweep failed; 2 for
+        a mistake of the user's; 130 after an interrupt.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -276,7 +276,7 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 @contextmanager
 def _log_to_terminal() -> Iterator[None]:
-    """Show what fedrec logs; everything is as before afterwards."""
+    """Write fedrec's log to standard error until exit; then restore the logger's settings."""
     logger, handler = logging.getLogger("fedrec"), _Terminal()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
@@ -291,7 +291,7 @@ def _log_to_terminal() -> Iterator[None]:
 
 
 class _Terminal(logging.Handler):
-    """Plain lines on standard error; warnings say that they are one."""
+    """Writes log records as plain lines to standard error; warnings start with "Warning"."""
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "Warning: " if record.levelno >= logging.WARNING else ""

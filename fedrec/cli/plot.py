@@ -20,7 +20,7 @@ __all__ = ["plot_command"]
 
 
 def plot_command(args: argparse.Namespace) -> None:
-    """Draw a picture and say where it is."""
+    """Draw a picture and print its path."""
     target = Path(args.target)
     if (target / "recipe.yaml").is_file():
         if args.kind not in (None, "cp"):
@@ -33,13 +33,13 @@ def plot_command(args: argparse.Namespace) -> None:
         output = target / "cp.svg"
     elif not target.is_file() and not (target / "results.csv").is_file():
         hint = "`fedrec sweep` and `fedrec run` make one, with recoveries to draw."
-        wanted = "the folder of a sweep, its results.csv, or the folder of a run"
-        raise ConfigurationError(expected("PATH", wanted, str(target), hint=hint))
+        requirement = "the folder of a sweep, its results.csv, or the folder of a run"
+        raise ConfigurationError(expected("PATH", requirement, str(target), hint=hint))
     else:
         rows, keys = read_table(target)
         rows = [row for row in rows if not row["failure"]]
         by = _key(args.by, [*keys, "method"], "by")
-        # Those of the whole sweep, so that a figure of some has them in the same colours.
+        # All names of the sweep: with `--where`, too, each keeps its colour.
         names = {column: list(dict.fromkeys(r[column] for r in rows)) for column in (by, "method")}
         rows = _where(rows, [*keys, "seed", "method"], args.where)
         x = _key(args.x, [*keys, "method"], "x") if args.x else (keys[0] if keys else "method")
@@ -62,16 +62,17 @@ def plot_command(args: argparse.Namespace) -> None:
 
 
 def _cp(folder: Path, results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return CP by client, by method, of a run and its results."""
-    where = RunFolder(folder)
-    found = {}
+    """Return the CP of every client in every recovery of a run: by method, then by client."""
+    run = RunFolder(folder)
+    by_method = {}
     for method in results["methods"]:
-        stored = where.read(where.recovery_file(method["name"])) or {}
-        found[method["name"]] = stored["result"].get("cp", {})
-    return found
+        stored = run.read(run.recovery_file(method["name"])) or {}
+        by_method[method["name"]] = stored["result"].get("cp", {})
+    return by_method
 
 
 def _with_cp(rows: Sequence[Row], folder: Path) -> list[Row]:
+    """Return the rows of recoveries, with the CP of all clients under `"cp"`."""
     points: dict[str, dict[str, dict[str, float]]] = {}
     for row in rows:
         if row["folder"] not in points:
@@ -89,23 +90,23 @@ def _where(rows: list[Row], keys: Sequence[str], conditions: Sequence[str]) -> l
     for condition in conditions:
         name, _, text = condition.partition("=")
         key = _key(name, keys, "where")
-        wanted = split_values(text)
+        values = split_values(text)
         known = list(dict.fromkeys(row[key] for row in rows))
-        for value in wanted:
+        for value in values:
             if value not in known:
                 raise ConfigurationError(
                     expected(key, "a value that was swept", value, known=known)
                 )
-        rows = [row for row in rows if row[key] in wanted]
+        rows = [row for row in rows if row[key] in values]
     return rows
 
 
 def _key(name: str, known: Sequence[str], option: str) -> str:
-    """Return the column that a name, or the end of one, means."""
+    """Return the column with a name; the end of a dotted name will do if only one column has it."""
     ends = [key for key in known if key == name or key.endswith(f".{name}")]
     if name in known:
         return name
     if len(ends) == 1:
         return ends[0]
-    wanted = "a column of the results" if not ends else "the name of one column"
-    raise ConfigurationError(expected(option, wanted, name, known=known))
+    requirement = "a column of the results" if not ends else "the name of one column"
+    raise ConfigurationError(expected(option, requirement, name, known=known))

@@ -1,4 +1,4 @@
-"""Keep what dependencies have to say off the terminal, while a command runs."""
+"""Keeping log records and warnings of dependencies off the terminal, while a command runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 __all__ = ["quiet"]
 
-# Tips, "GPU available: False" and the like are information and warnings of these loggers.
+# Loggers of tips, "GPU available: False" and the like.
 _LOGGERS = ("pytorch_lightning", "lightning", "lightning_fabric", "lightning_utilities", "torch")
 
 _PACKAGES = "torch|torchmetrics|lightning|pytorch_lightning|lightning_fabric|lightning_utilities"
@@ -17,14 +17,12 @@ _PACKAGES = "torch|torchmetrics|lightning|pytorch_lightning|lightning_fabric|lig
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Filter warnings and log records of torch and Lightning; ours and errors get through.
-
-    Everything is as before afterwards.
-    """
+    """Hide warnings and log records of torch and Lightning until exit, except errors."""
     with warnings.catch_warnings():
         for category in (UserWarning, FutureWarning, DeprecationWarning):
             warnings.filterwarnings("ignore", category=category, module=rf"({_PACKAGES})(\..*)?$")
-        import pytorch_lightning  # noqa: F401 - it sets the levels of its loggers when imported
+        # Imported now, as it sets the levels of its loggers when it is imported.
+        import pytorch_lightning  # noqa: F401
 
         loggers = [logging.getLogger(name) for name in _LOGGERS]
         levels = [logger.level for logger in loggers]

@@ -17,13 +17,13 @@ from fedrec.recipe.grid import parse_grid, short_keys
 from fedrec.recipe.planning import plan_sweep
 from fedrec.recipe.points import Point, sweep_points
 from fedrec.recipe.tables import synthetic_text
-from fedrec.report.table import percent
+from fedrec.report.table import percent, print_line
 
 __all__ = ["sweep_command"]
 
 
 def sweep_command(args: argparse.Namespace) -> int:
-    """Run the points of a grid, or list them; exit code 1 if one fails."""
+    """Run the points of a grid, or list them; return exit code 1 if a point failed."""
     grid, overrides = parse_grid(args.overrides)
     if args.dry_run:
         points = sweep_points(
@@ -47,33 +47,36 @@ def sweep_command(args: argparse.Namespace) -> int:
     console = Console()
     _print(done, console)
     for name in ("results.csv", "summary.csv"):
-        _line(console, str(done.folder / name))
+        print_line(console, str(done.folder / name))
     if done.failures:
-        _line(console, f"{len(done.failures)} points failed; the same command tries them again:")
+        print_line(
+            console, f"{len(done.failures)} points failed; the same command tries them again:"
+        )
     for name, reason in done.failures.items():
-        _line(console, f"  {name}: {reason}")
+        print_line(console, f"  {name}: {reason}")
     return 1 if done.failures else 0
 
 
 def _list(points: Sequence[Point], recordings: Path, delete_histories: bool) -> None:
+    """Print the points, how many of them are done, and the disk that the others need."""
     console, plan = Console(), plan_sweep(points, recordings)
     for point, done in zip(points, plan.done, strict=True):
-        _line(console, f"{point.recording}  {'done   ' if done else 'missing'}  {point.name}")
-    for what, number, there in (
+        print_line(console, f"{point.recording}  {'done   ' if done else 'missing'}  {point.name}")
+    for parts, number, there in (
         ("Points", len(points), sum(plan.done)),
         ("Recordings", plan.recordings, plan.recordings_there),
         ("Recoveries", plan.recoveries, plan.recoveries_there),
     ):
-        _line(console, f"{what}: {number - there} to make, {there} there.")
+        print_line(console, f"{parts}: {number - there} to make, {there} there.")
     if plan.sizes:
         most, total = (num_bytes_text(size) for size in (max(plan.sizes), sum(plan.sizes)))
         assumed = ", if updates compress as expected" if plan.assumed else ""
         kept = f"{most} at a time" if delete_histories else f"{total} in all, if they are kept"
-        _line(console, f"Disk: up to {most} for a history, {kept}{assumed}.")
+        print_line(console, f"Disk: up to {most} for a history, {kept}{assumed}.")
 
 
 def _print(done: Sweep, console: Console) -> None:
-    """Print the summary: mean, and deviation where there are repeats."""
+    """Print the summary of a sweep: means, and deviations if there are repeats."""
     name, synthetic = done.folder.name, synthetic_text(done.summary)
     title = escape(f"{name} ({synthetic})" if synthetic else name)
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
@@ -96,7 +99,3 @@ def _print(done: Sweep, console: Console) -> None:
 
 def _cell(mean: float | None, std: float | None) -> str:
     return percent(mean) if std is None else f"{percent(mean)} ± {percent(std)}"
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -49,13 +49,13 @@ class Client(ABC):
                 the client's id, so that the client replays in recovery what it did in recording.
 
         Returns:
-            The pseudo-gradient, shape $(d,)$, and what goes with it.
+            The pseudo-gradient, shape $(d,)$, and the client's number of samples.
         """
 
     def training_args(self) -> dict[str, Any]:
-        """Return what a recording has to remember about local training, by name.
+        """Return the settings of local training by name, for the manifest of a recording.
 
-        A recovery that replays batches has to train the same way.
+        A recovery that replays batches has to train with the same settings.
         """
         return {}
 

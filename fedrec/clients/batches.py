@@ -54,10 +54,11 @@ def batch_indices(
         num_samples: Size of the data set that batches are drawn from.
         batch_size: Samples per batch; `None`, or at least `num_samples`, for the full batch, which
             needs no randomness.
-        local_steps: Batches to draw; exactly one of this and `local_epochs` is not `None`.
-        local_epochs: Passes over the data; the last batch of a pass may be smaller.
-        drop_last: Leave that smaller batch out.
-        purpose: Name of the random stream; another name gives other batches.
+        local_steps: Batches to draw; `None` where `local_epochs` is given.
+        local_epochs: Passes over the data; `None` where `local_steps` is given. The last batch of a
+            pass may be smaller.
+        drop_last: Leave the last batch of a pass out if it is smaller.
+        purpose: Name of the random stream: each name gives its own batches.
 
     Returns:
         One array of indices per local step.
@@ -93,7 +94,7 @@ def num_batches(
     local_epochs: int | None,
     drop_last: bool,
 ) -> int:
-    """Return how many batches `batch_indices` draws; see there for the arguments."""
+    """Return how many batches `batch_indices` draws for the same arguments."""
     if local_epochs is None:
         return local_steps or 1
     size = num_samples if batch_size is None else min(batch_size, num_samples)
@@ -102,8 +103,8 @@ def num_batches(
 
 
 def is_plain(dataset: object, collate_fn: CollateFn | None) -> bool:
-    """Whether a batch is nothing but rows of a data set's tensors."""
-    # A subclass may do something to samples in `__getitem__`.
+    """Whether a batch is rows of a `TensorDataset`'s tensors, without code of the user's."""
+    # A subclass of `TensorDataset` may change samples in its `__getitem__`.
     return type(dataset) is TensorDataset and collate_fn in (None, default_collate)
 
 
@@ -114,14 +115,14 @@ def take(
     collate_fn: CollateFn | None = None,
     owner: str = "the data set",
 ) -> Any:
-    """Return the samples at these indices as a batch on the device, as a DataLoader would.
+    """Return the samples at some indices as a batch on the device, as a DataLoader would.
 
     Args:
         dataset: Map-style data set.
-        indices: Which samples.
-        device: Where they are needed.
+        indices: Indices of the samples.
+        device: The device to move the batch to.
         collate_fn: Makes a batch of a list of samples; `None` for torch's `default_collate`.
-        owner: Whose data they are, for errors.
+        owner: Whose data set it is, to name in an error.
 
     Raises:
         ConfigurationError: If torch cannot make a batch of the samples.
@@ -144,14 +145,14 @@ def take(
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Read samples as a DataLoader does."""
+    """Read samples as a DataLoader does: all at once, where the data set can."""
     if callable(getattr(dataset, "__getitems__", None)):
         return list(dataset.__getitems__(indices))
     return [dataset[i] for i in indices]
 
 
 def _misfit(samples: Sequence[Any], indices: np.ndarray) -> str:
-    """Say which of the samples is unlike the first of them."""
+    """Say which sample has other types or shapes than the first sample."""
     first = form_of(samples[0])
     for sample, index in zip(samples, indices, strict=True):
         form = form_of(sample)
@@ -174,12 +175,13 @@ def form_of(value: Any) -> str:
     return type(value).__name__
 
 
-# What torch says about types, and about sizes and values, with what helps.
+# Parts of torch's messages about types.
 _ABOUT_DTYPES = re.compile(
     r"dtype|scalar type|floating point type|(Input|input|output|result) type|not implemented for"
     r"|must be Tensor, not|must be tensors?, not"
 )
-_OTHERS = {
+# Parts of torch's messages about values and about shapes, each with the hint that helps.
+_HINTS = {
     re.compile(r"out of bounds|index out of range in self|out of range in self"): (
         "labels have to be below the number of the model's outputs, and ids below the rows of its "
         "embedding."
@@ -191,7 +193,7 @@ _OTHERS = {
         r"|different target size"
     ): "let the data set, or a transform, give the shapes that the model and its loss take.",
 }
-# What a module reads of a logger, and nobody of anything else that may be `None`.
+# Attributes that only a logger has: reading one of `None` means that a module expects a logger.
 _OF_LOGGERS = ("experiment", "log_metrics", "log_hyperparams", "log_image", "log_table", "log_dir")
 
 
@@ -199,17 +201,17 @@ _OF_LOGGERS = ("experiment", "log_metrics", "log_hyperparams", "log_image", "log
 def failures_explained(
     whose: str, module: nn.Module, batch: Any, indices: np.ndarray
 ) -> Iterator[None]:
-    """Say what it was about the data that a model failed on.
+    """Turn torch's errors about a batch into errors that name the samples and say what to do.
 
     Args:
-        whose: Whose data they are, such as "client 'a'".
-        module: The model.
-        batch: What it is given.
-        indices: Which samples these are.
+        whose: Whose data the batch is of, such as "client 'a'".
+        module: The model that is given the batch.
+        batch: The batch.
+        indices: Indices of its samples.
 
     Raises:
         ConfigurationError: In place of torch's errors about types, shapes, labels and ids, about
-            normalising a batch of one sample, and about a logger, which there is none of.
+            normalising a batch of one sample, and about a logger: local training has none.
     """
     try:
         yield
@@ -236,7 +238,7 @@ def failures_explained(
             "inputs, `.long()` for class labels."
         )
         if not _ABOUT_DTYPES.search(text):
-            hint = next((told for about, told in _OTHERS.items() if about.search(text)), "")
+            hint = next((hint for about, hint in _HINTS.items() if about.search(text)), "")
         if not hint:
             raise
         leaves = [x[0] if isinstance(x, Tensor) and x.ndim else x for x in tree_flatten(batch)[0]]
@@ -249,7 +251,7 @@ def failures_explained(
 
 
 def check_map_style(argument: str, dataset: object) -> None:
-    """Raise `ConfigurationError` unless samples can be read by index, and counted."""
+    """Raise `ConfigurationError` unless a data set's samples can be counted and read by index."""
     methods = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not methods or isinstance(dataset, IterableDataset | Mapping):
         raise ConfigurationError(
@@ -263,7 +265,7 @@ def check_map_style(argument: str, dataset: object) -> None:
 
 
 def collate_name(collate_fn: CollateFn | None) -> str | None:
-    """Return the qualified name of a function, which can be stored where it cannot."""
+    """Return the qualified name of a function, for a manifest; `None` for `None`."""
     if collate_fn is None:
         return None
     named = collate_fn if hasattr(collate_fn, "__qualname__") else type(collate_fn)

@@ -15,12 +15,11 @@ __all__ = ["FakeClient"]
 class FakeClient(Client):
     """A client that an attacker injects: it has no data and computes nothing.
 
-    It would send zeros. What it does send is up to the attack; of one that only poisons data it
-    sends the zeros.
+    The attack crafts what it sends. Under an attack that only poisons data, it sends zeros.
 
     Args:
         client_id: Unique name.
-        num_samples: How much data it claims to have: its weight in weighted rules.
+        num_samples: How many samples it claims to have: its weight in weighted rules.
 
     Raises:
         ConfigurationError: If `num_samples` is below 1.
@@ -47,5 +46,5 @@ class FakeClient(Client):
         )
 
     def num_local_steps(self, ctx: RoundContext) -> int:
-        """Return 0: it does not train."""
+        """Return 0: a fake client does not train."""
         return 0

@@ -22,7 +22,7 @@ from fedrec.types import RoundContext
 
 __all__ = ["LocalFit"]
 
-# Hooks that run after a step, or around it, and see what it did to the parameters.
+# Hooks that run after or around an optimiser's step, and can see the changed parameters.
 _SEES_THE_STEP = (
     "optimizer_step",
     "lr_scheduler_step",
@@ -34,15 +34,15 @@ _SEES_THE_STEP = (
 
 
 class LocalFit:
-    """What `Trainer.fit` does, for one client in one round.
+    """One client's local training in one round: does what `Trainer.fit` does.
 
     Args:
-        client_id: Who trains.
-        batch: Makes a batch for a module of samples by their indices, on a device.
+        client_id: The client that trains.
+        batch: Makes a batch from a module, sample indices and a device.
         trainer: The module's trainer, attached to it.
-        optimizer: Its optimisers.
+        optimizer: The module's optimisers.
         ctx: The round.
-        objective: What to strive for in place of the module's own loss.
+        objective: Objective in place of the module's own loss, or `None`.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class LocalFit:
         trainer._logged.in_fit = True
         names = set(ctx.layout.names)
         self.parameters = {n: p for n, p in optimizer.named.items() if n in names}
-        # One step of plain SGD need not be taken if nobody sees what it does.
+        # The update of a single step of plain SGD is the gradient. The step itself is left out
+        # where no hook would see what it does.
         self.direct = (
             trainer._estimated_stepping_batches == 1
             and self.automatic
@@ -85,14 +86,14 @@ class LocalFit:
         self.gradients: Mapping[str, Tensor] = {}
 
     def run(self, batches: Sequence[np.ndarray], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Train on these batches, those of all epochs.
+        """Train on the batches of all epochs.
 
         Args:
             batches: Sample indices for each local step.
-            start: The parameters now, by name; they are not changed.
+            start: The parameters before training, by name; these tensors are not changed.
 
         Returns:
-            What was subtracted, divided by the local learning rate, by parameter name.
+            What training subtracted from each parameter, divided by the local learning rate.
         """
         trainer, module, size = self.trainer, self.module, self.trainer._num_training_batches
         clear_gradients(self.optimizer.named.values())
@@ -108,28 +109,30 @@ class LocalFit:
             trainer.current_epoch += 1
         call(module, "on_train_end")
         call(module, "on_fit_end")
-        self._check_still_there()
+        self._check_parameters()
         if self.direct:
             return self._direct_update(start)
         self.optimizer.take_over()
         return self.optimizer.total
 
-    def _check_still_there(self) -> None:
+    def _check_parameters(self) -> None:
+        """Refuse a module whose parameters are other objects than before training."""
         now = dict(self.module.named_parameters())
-        gone = [name for name, p in self.parameters.items() if now.get(name) is not p]
-        if gone:
+        replaced = [name for name, p in self.parameters.items() if now.get(name) is not p]
+        if replaced:
             raise ConfigurationError(
                 "Local training put other parameters in the place of "
-                f"{', '.join(f'`{n}`' for n in gone[:3])} of {type(self.module).__name__}, which "
-                "cannot be sent. HINT: change them in place (`reset_parameters`), or make layers "
-                "in `__init__` or `configure_model`."
+                f"{', '.join(f'`{n}`' for n in replaced[:3])} of {type(self.module).__name__}, "
+                "which cannot be sent. HINT: change them in place (`reset_parameters`), or make "
+                "layers in `__init__` or `configure_model`."
             )
 
     def _direct_update(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradients of the step that was left out, plus the module's own changes."""
         update = dict(self.gradients) or {n: torch.zeros_like(p) for n, p in start.items()}
         for name, parameter in self.parameters.items():
             now = parameter.detach()
-            if not torch.equal(now, start[name]):  # the module changed it by itself
+            if not torch.equal(now, start[name]):  # a hook of the module changed the parameter
                 moved = (start[name].double() - now.double()) / self.optimizer.local_lr
                 update[name] = update[name].double() + moved
         return update
@@ -233,7 +236,7 @@ class LocalFit:
         self.trainer.global_step += 1
 
     def _step(self, optimizer: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """Do what an optimiser's `step` with this closure does."""
+        """Do an optimiser's step; without moving the parameters if the gradient is the update."""
 
         def with_hooks() -> Any:
             result = closure()
@@ -260,11 +263,14 @@ class LocalFit:
                 parameter.grad = changed[name]
 
     def _step_schedulers(self, interval: str, index: int, *, plateau: bool) -> None:
+        """Step the schedulers that are due after the step, or the epoch, of this index.
+
+        `plateau` says which schedulers: those that are given a metric, or the others.
+        """
         if not self.automatic or self.direct:
             return
         for config in self.optimizer.schedulers:
-            due = config.interval == interval and (index + 1) % config.frequency == 0
-            if not due or config.reduce_on_plateau != plateau:
+            if config.reduce_on_plateau != plateau or not config.is_due(interval, index + 1):
                 continue
             metric = None
             if plateau:
@@ -287,10 +293,10 @@ class LocalFit:
 
 
 def _zero_grad(optimizer: Any) -> None:
-    """Do what `optimizer.zero_grad` does."""
+    """Clear the gradients of an optimiser's parameters, by its own `zero_grad` if it has one."""
     own = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
     if own:
         optimizer.zero_grad()
         return
-    # torch's tells a profiler as well, which takes as long as a layer of a small model.
+    # torch's `zero_grad` also notifies a profiler, which takes as long as a layer of a small model.
     clear_gradients(p for group in optimizer.param_groups for p in group["params"])

@@ -38,7 +38,7 @@ NOT_CALLED = "not called"
 WARNED = "not called, with a warning"
 REFUSED = "refused"
 
-# Every hook of a LightningModule, and what is done where a module overrides it.
+# Every hook of a LightningModule, and what local training does with a module's own version of it.
 MODULE_HOOKS: dict[str, str] = {
     "prepare_data": CALLED_ONCE,
     "setup": CALLED_ONCE,
@@ -115,7 +115,7 @@ _INSTEAD = {
     "configure_callbacks": "do what the callbacks do in hooks of the module, and leave it out.",
     "configure_sharded_model": "name it `configure_model`.",
 }
-# What every way of computing a cohort calls.
+# Hooks that every executor calls, also where it trains many clients at once.
 _EVERYWHERE = (
     "configure_optimizers",
     "training_step",
@@ -126,7 +126,10 @@ _EVERYWHERE = (
 
 
 def lightning_class(value: object, name: str = "LightningModule") -> type | None:
-    """Return Lightning's class that this object is of, from whichever of its packages."""
+    """Return Lightning's class of that name that the object is of, or `None`.
+
+    It is the class of `pytorch_lightning` or of `lightning.pytorch`.
+    """
     kind: Any = type(value)
     return _lightning_base(kind, name)
 
@@ -134,14 +137,14 @@ def lightning_class(value: object, name: str = "LightningModule") -> type | None
 @lru_cache
 def _lightning_base(kind: type, name: str) -> type | None:
     roots = ("pytorch_lightning.core.", "lightning.pytorch.core.")
-    for one in kind.__mro__:
-        if one.__name__ == name and one.__module__.startswith(roots):
-            return one
+    for base in kind.__mro__:
+        if base.__name__ == name and base.__module__.startswith(roots):
+            return base
     return None
 
 
 def unwrapped(module: Any) -> Any:
-    """Return the LightningModule in what `torch.compile` made of one, as Lightning does."""
+    """Return the LightningModule inside a compiled one, as Lightning does; others as they are."""
     inner = getattr(module, "_modules", {}).get("_orig_mod")
     if inner is None or lightning_class(inner) is None:
         return module
@@ -152,31 +155,31 @@ def unwrapped(module: Any) -> Any:
 
 
 def package_of(module: nn.Module) -> str:
-    """Return the package that the module's LightningModule is of."""
-    found = lightning_class(module)
-    return "pytorch_lightning" if found is None else found.__module__.partition(".core.")[0]
+    """Return `"pytorch_lightning"` or `"lightning.pytorch"`: whichever the module derives from."""
+    base = lightning_class(module)
+    return "pytorch_lightning" if base is None else base.__module__.partition(".core.")[0]
 
 
 def lightning_optimizer(module: nn.Module) -> Any:
-    """Return the class that Lightning wraps optimizers of this module in."""
+    """Return the `LightningOptimizer` of the package that the module derives from."""
     return importlib.import_module(f"{package_of(module)}.core.optimizer").LightningOptimizer
 
 
 def is_overridden(module: Any, name: str, base: str = "LightningModule") -> bool:
-    """Whether a class, or the object itself, has its own version of one of Lightning's methods."""
+    """Whether a module, or its class, has its own version of a method of Lightning's class."""
     own = getattr(type(module), name, None)
-    found = lightning_class(module, base)
-    inherited = None if found is None else getattr(found, name, None)
+    parent = lightning_class(module, base)
+    inherited = None if parent is None else getattr(parent, name, None)
     return own is not inherited or name in vars(module)
 
 
 def call(module: Any, name: str, *args: Any) -> Any:
-    """Call a hook that does nothing unless it is overridden."""
+    """Call a hook if the module overrides it; Lightning's own version would do nothing."""
     return run(module, name, *args) if is_overridden(module, name) else None
 
 
 def run(module: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a hook; `self.log` learns from where."""
+    """Call a hook, and note its name on the module, so that `self.log` knows where it is called."""
     state = vars(module)
     before = state.get("_current_fx_name")
     state["_current_fx_name"] = name
@@ -187,10 +190,11 @@ def run(module: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def check_hooks(module: nn.Module) -> None:
-    """Refuse, or warn of, what the module overrides and local training does not call.
+    """Refuse, or warn of, hooks that the module overrides and local training does not call.
 
     Raises:
-        ConfigurationError: If the module relies on what local training does not have.
+        ConfigurationError: If the module overrides a hook that is refused, or its `training_step`
+            takes `dataloader_iter`.
     """
     name = type(module).__name__
     overridden = {hook: how for hook, how in MODULE_HOOKS.items() if is_overridden(module, hook)}
@@ -217,10 +221,10 @@ def check_hooks(module: nn.Module) -> None:
 
 
 def check_datamodule(datamodule: object) -> None:
-    """Refuse a data module that changes batches, which only its own loaders would do.
+    """Refuse a data module that changes batches: clients make their own batches.
 
     Raises:
-        ConfigurationError: If it overrides such a hook.
+        ConfigurationError: If it overrides a hook that changes batches.
     """
     for hook, how in DATAMODULE_HOOKS.items():
         if how == REFUSED and is_overridden(datamodule, hook, "LightningDataModule"):
@@ -231,10 +235,9 @@ def check_datamodule(datamodule: object) -> None:
 
 
 def needs_sequential(module: Any) -> str | None:
-    """Say why clients with this module can only be trained one by one, or `None`.
+    """Return why clients with this module can only be trained one by one, or `None`.
 
-    That is so where something happens between the batches of a client that training many clients
-    at once leaves out.
+    Training many clients at once leaves out hooks that run between the batches of one client.
     """
     name = type(module).__name__
     for hook, how in MODULE_HOOKS.items():

@@ -23,11 +23,10 @@ from fedrec.clients.batches import (
     num_batches,
     take,
 )
-from fedrec.clients.buffers import buffers_after
 from fedrec.clients.fit import LocalFit
-from fedrec.clients.held_generators import held_generators
+from fedrec.clients.generators import held_generators, random_numbers
 from fedrec.clients.hooks import is_overridden, lightning_class, unwrapped
-from fedrec.clients.local import changes_batches, clear_gradients, random_numbers, transferred
+from fedrec.clients.local import buffers_after, changes_batches, clear_gradients, transferred
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer, as_number
@@ -43,17 +42,17 @@ __all__ = ["LightningClient"]
 class LightningClient(Client):
     r"""Trains a LightningModule on its own data, with its own `training_step` and optimiser.
 
-    A round of local training is to the module a `Trainer.fit` of its own: hooks, `self.trainer`,
-    schedulers and manual optimisation are what they are there, see the page on Lightning modules.
-    The client returns what was subtracted from the parameters in all, divided by `local_lr`. One
-    step of plain SGD returns the mini-batch gradient itself.
+    To the module, a round of local training is a `Trainer.fit` of its own: hooks, `self.trainer`,
+    schedulers and manual optimisation work as in Lightning, see the page on Lightning modules.
+    The client returns what all its steps together subtracted from the parameters, divided by
+    `local_lr`. For one step of plain SGD, that is the mini-batch gradient itself.
 
-    The batches of a round, and whatever training draws from torch, NumPy's global generator,
-    Python's `random` or generators that the data set or `collate_fn` holds (dropout, augmentation),
-    are a function of (seed, round, client), so a recovery replays those of the recording. The
-    module trains in the `train` or `eval` mode it was handed over in, and remembers nothing of it
-    but its parameters. Batches are what a DataLoader makes of the samples, named tuples and dicts
-    included, moved to the device.
+    The batches of a round are a function of (seed, round, client), so a recovery replays those of
+    the recording. The same goes for whatever training draws (for dropout or augmentation) from
+    torch, NumPy's global generator, Python's `random`, or generators that the data set or
+    `collate_fn` holds. The module trains in the `train` or `eval` mode it was handed over in. After
+    training, all of its state but the parameters is put back. Batches are what a DataLoader makes
+    of the samples, named tuples and dicts included, moved to the device.
 
     Args:
         client_id: Unique name.
@@ -61,11 +60,11 @@ class LightningClient(Client):
             package name, compiled or not. Clients may share one: its parameters are overwritten in
             each call.
         dataset: Map-style data set; a `TensorDataset` is fastest.
-        batch_size: Samples per batch, `min(batch_size, num_samples)` are used; `None` for the full
-            batch.
+        batch_size: Samples per batch; `None`, or more than the client has, for the full batch.
         local_steps: Mini-batch steps per round, at least 1.
         local_epochs: Passes over the data per round instead of `local_steps`.
-        local_lr: What to divide by, see above; `None` for the optimiser's one learning rate.
+        local_lr: What an update is divided by, see above; `None` for the learning rate of the
+            optimiser, which must have the same one in all its parameter groups.
         drop_last: With `local_epochs`, leave out the last batch of a pass where it is smaller than
             the others. A client with fewer samples than `batch_size` trains on the full batch all
             the same.
@@ -156,7 +155,7 @@ class LightningClient(Client):
         self.collate_fn = collate_fn
 
     def with_dataset(self, dataset: Dataset[Any]) -> Self:
-        """Return the same client with other data; `num_samples`, its weight, stays."""
+        """Return a copy of the client with other data but the same `num_samples`, its weight."""
         client = copy.copy(self)
         client.dataset = dataset
         return client
@@ -193,7 +192,7 @@ class LightningClient(Client):
         return {**arguments, "collate_fn": collate_name(self.collate_fn)}
 
     def generators(self) -> list[Any]:
-        """Return the generators of random numbers that samples are made with."""
+        """Return the generators of random numbers that the data set and `collate_fn` hold."""
         if is_plain(self.dataset, self.collate_fn):
             return []
         return held_generators(self.dataset, self.collate_fn)
@@ -202,8 +201,8 @@ class LightningClient(Client):
         """Return samples of the client as a batch.
 
         Args:
-            indices: Which of them.
-            device: Where they are needed.
+            indices: Indices of the samples.
+            device: The device to move the batch to.
         """
         return take(self.dataset, indices, device, self.collate_fn, f"client {self.client_id!r}")
 
@@ -211,9 +210,9 @@ class LightningClient(Client):
         """Return samples as the batch that the module trains on, after its transfer hooks.
 
         Args:
-            module: The client's module, or one like it.
-            indices: Which of them.
-            device: Where they are needed.
+            module: The client's module, or a copy of it.
+            indices: Indices of the samples.
+            device: The device to move the batch to.
         """
         if not changes_batches(module):
             return self.read(indices, device)
@@ -231,11 +230,11 @@ class LightningClient(Client):
         )
 
     def local_trainer(self, module: Any, ctx: RoundContext | None = None) -> LocalTrainer:
-        """Return what `self.trainer` is to a module in local training.
+        """Return the object that `self.trainer` is in local training.
 
         Args:
-            module: The client's module, or one like it.
-            ctx: The round; `None` for any usual one, on the CPU.
+            module: The client's module, or a copy of it.
+            ctx: The round; `None` for a round on the CPU with the client's own settings.
         """
         work: Any = SimpleNamespace(work=None) if ctx is None else ctx
         epochs = self._amount(work)[1] or 1
@@ -248,7 +247,7 @@ class LightningClient(Client):
         )
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
-        """Train from the global weights; see the class for what is returned."""
+        """Train from the global weights; return what was subtracted, divided by `local_lr`."""
         module, layout, batches = self.module, ctx.layout, self.batches(ctx)
         start = layout.load(module, global_weights)
         if ctx.buffers is not None:
@@ -273,7 +272,7 @@ class LightningClient(Client):
             buffers = buffers_after(module, ctx, changes)
         finally:
             clear_gradients(module.parameters())
-            if changes != []:  # or `None`, after an error
+            if changes != []:  # `None` after an error: anything may have changed
                 state.restore()
         return ClientUpdate(
             update=update, num_samples=self.num_samples, metrics=metrics, buffers=buffers

@@ -1,35 +1,30 @@
-"""The parts of local training that every executor shares: gradients, randomness, logging."""
+"""The parts of local training that every executor shares: batches, gradients, buffers, logging."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedrec.clients.generators import global_state, put_global_state
-from fedrec.clients.held_generators import held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, run
 from fedrec.clients.step import training_step
 from fedrec.clients.trainer import as_number
-from fedrec.random import key
+from fedrec.exceptions import ConfigurationError
+from fedrec.parameters import averageable_buffers
 from fedrec.types import RoundContext
 
 __all__ = [
     "LogMeans",
+    "buffers_after",
     "changes_batches",
     "clear_gradients",
-    "generators_restored",
     "gradients_in",
     "gradients_of",
     "mean_logs",
-    "random_numbers",
     "scaled",
-    "seed_generators",
     "transferred",
 ]
 
@@ -37,63 +32,18 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 
 
 def changes_batches(module: Any) -> bool:
-    """Whether hooks of the module make something of batches before it gets them."""
+    """Whether the module overrides a hook of Lightning's that may change a batch."""
     return any(is_overridden(module, hook) for hook in _TRANSFERS)
 
 
 def transferred(module: Any, batch: Any, device: torch.device) -> Any:
-    """Move a batch to the device as Lightning does, with the module's hooks."""
+    """Move a batch to the device by the module's hooks, in Lightning's order."""
     if is_overridden(module, "on_before_batch_transfer"):
         batch = run(module, "on_before_batch_transfer", batch, 0)
     batch = run(module, "transfer_batch_to_device", batch, device, 0)
     if is_overridden(module, "on_after_batch_transfer"):
         batch = run(module, "on_after_batch_transfer", batch, 0)
     return batch
-
-
-@contextmanager
-def random_numbers(ctx: RoundContext, client_id: str, held: Sequence[Any] = ()) -> Iterator[None]:
-    """Make what local training draws (dropout, augmentation) a function of the round.
-
-    That goes for torch, NumPy's global generator and Python's `random`, which are left as they were
-    found, and for generators that the data set holds.
-
-    Args:
-        ctx: The round.
-        client_id: Who trains.
-        held: Those of the data set, see `held_generators`.
-    """
-    with generators_restored(ctx.device, held):
-        seed_generators(ctx, client_id, held)
-        yield
-
-
-@contextmanager
-def generators_restored(device: torch.device, held: Sequence[Any] = ()) -> Iterator[None]:
-    """Leave the global generators (torch's those of this device), and these, as they were found."""
-    devices = [] if device.type == "cpu" else [device]
-    state = global_state()
-    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
-        try:
-            with held_restored(held):
-                yield
-        finally:
-            put_global_state(state)
-
-
-def seed_generators(ctx: RoundContext, client_id: str, held: Sequence[Any] = ()) -> None:
-    """Seed the global generators, and these, for this client's training in this round."""
-    purpose = "training" if ctx.batch_policy == "replay" else "training-fresh"
-    whole = key(ctx.seed, purpose, ctx.round, client_id)
-    seed = whole & (2**63 - 1)
-    # `torch.manual_seed` would seed every device there could be, in half a millisecond.
-    torch.default_generator.manual_seed(seed)
-    if ctx.device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    random.seed(whole)
-    words = np.frombuffer(whole.to_bytes(16, "little"), dtype="<u4")
-    np.random.seed(words)  # noqa: NPY002 - what the user's code may draw from
-    seed_held(held, ctx.seed, f"{purpose}-held", ctx.round, client_id)
 
 
 def gradients_of(
@@ -103,7 +53,7 @@ def gradients_of(
     step: int,
     ctx: RoundContext,
 ) -> dict[str, Tensor] | None:
-    """Return the gradient of one training step by parameter name; `None` if there is no loss."""
+    """Return the gradients of one training step by parameter name, or `None` if it has no loss."""
     clear_gradients(parameters.values())
     with ctx.autocast():
         loss = training_step(module, batch, step)
@@ -116,37 +66,71 @@ def gradients_of(
 
 
 def gradients_in(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the gradients that these parameters hold, dense, zeros where there is none."""
-    found = {}
+    """Return the `grad` of each parameter by name, dense; zeros where a parameter has none."""
+    gradients = {}
     for name, parameter in parameters.items():
         gradient = parameter.grad
         if gradient is None:
             gradient = torch.zeros_like(parameter)
-        found[name] = gradient if gradient.layout == torch.strided else gradient.to_dense()
-    return found
+        gradients[name] = gradient if gradient.layout == torch.strided else gradient.to_dense()
+    return gradients
 
 
 def clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Leave no gradient in these parameters."""
+    """Set the `grad` of each parameter to `None`."""
     for parameter in parameters:
         parameter.grad = None
 
 
 def scaled(gradients: Mapping[str, Tensor], scale: Mapping[str, float]) -> dict[str, Tensor]:
-    """Multiply gradients by factors; a parameter without one does not change in training."""
+    """Multiply each gradient by its factor; without a factor, the parameter is frozen: by 0."""
     factors = {n: scale.get(n, 0.0) for n in gradients}
     return {n: g if factors[n] == 1.0 else g * factors[n] for n, g in gradients.items()}
 
 
+def buffers_after(module: nn.Module, ctx: RoundContext, changes: Collection[str]) -> Tensor | None:
+    """Return the averaged buffers after local training.
+
+    Args:
+        module: The module after training, before its state is put back.
+        ctx: The round.
+        changes: Dotted names of the state that training changed, see `ModuleState.changes`.
+
+    Returns:
+        Shape $(b,)$, or `None` if no buffers are averaged.
+
+    Raises:
+        ConfigurationError: If training changed a floating-point buffer that is not averaged: its
+            change would be lost.
+    """
+    layout = ctx.layout
+    if changes:
+        others = set(averageable_buffers(module)).difference(layout.buffer_names)
+        changed = [name for name in changes if name in others]
+        if changed:
+            raise ConfigurationError(
+                f"Training changed buffers of {type(module).__name__} in round {ctx.round} which "
+                "are not averaged, so that it would be lost: "
+                f"{', '.join(f'`{n}`' for n in changed)}. "
+                "Those that one client changes in its first local trainings are found before the "
+                "first round. HINT: change them in every local training and pass "
+                '`buffers="average"`, or in none.'
+            )
+    return layout.buffers(module) if ctx.buffers is not None else None
+
+
 class LogMeans:
-    """Means over clients of what their modules log, fetched from the device all at once."""
+    """Means over clients of the values their modules log, fetched from the device all at once.
+
+    For clients that are computed together, whose values stay on the device until then.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {}
         self._counts: dict[str, list[int]] = {}
 
     def add(self, logs: Mapping[str, Any], num_clients: int = 1) -> None:
-        """Add what was logged by one client, or as a mean over several."""
+        """Add the values that one client logged, or means over several clients."""
         for name, value in logs.items():
             if isinstance(value, Tensor):
                 value = value.detach().reshape(()).float()
@@ -157,20 +141,20 @@ class LogMeans:
 
     def result(self) -> dict[str, float]:
         """Return the means by name."""
-        found = {}
+        means = {}
         for name, values in self._values.items():
             if all(isinstance(v, Tensor) for v in values):
                 values = torch.stack(values).tolist()
             counts = self._counts[name]
             total = sum(float(v) * n for v, n in zip(values, counts, strict=True))
-            found[name] = total / sum(counts)
-        return found
+            means[name] = total / sum(counts)
+        return means
 
 
 def mean_logs(logs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average what several clients logged."""
+    """Return the means over clients, by name, of the numbers that each client logged."""
     values: dict[str, list[float]] = {}
-    for one in logs:
-        for name, value in one.items():
+    for client_logs in logs:
+        for name, value in client_logs.items():
             values.setdefault(name, []).append(value)
     return {name: float(np.mean(v)) for name, v in values.items()}

@@ -1,4 +1,4 @@
-"""Local training other than the recorded one: how much of it, and what it strives for."""
+"""Local training that differs from the recorded one: in its amount, or in its objective."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["LocalObjective", "LocalWork"]
 
 
 class LocalObjective:
-    """Another objective of local training than the module's own, see `LocalWork`.
+    """An objective of local training in place of the module's own, see `LocalWork`.
 
-    As it stands it is the module's: override what is to differ. It must not remember anything, as
-    one object may serve several clients.
+    This base class has the module's own objective: override the methods that are to differ. An
+    objective must keep no state, as one object may serve several clients.
 
     Examples:
         >>> class Ascent(LocalObjective):
@@ -29,7 +29,7 @@ class LocalObjective:
     """
 
     def loss(self, module: Any, batch: Any, step: int) -> Tensor | None:
-        """Return what a local step minimises, a scalar; `None` skips the step.
+        """Return the loss that a local step minimises, a scalar; `None` skips the step.
 
         Args:
             module: The client's module, with the current parameters.
@@ -39,7 +39,7 @@ class LocalObjective:
         return training_step(module, batch, step)
 
     def gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the gradients that the optimiser gets, by parameter name; as they are here."""
+        """Return the gradients that the optimiser gets, by parameter name; here unchanged."""
         return gradients
 
     def project(self, parameters: Mapping[str, Tensor]) -> None:
@@ -50,7 +50,7 @@ class LocalObjective:
         """
 
     def is_done(self, module: Any, batch: Any) -> bool:
-        """Whether to stop after this step, before the steps are up; here never.
+        """Whether to end local training after this step; here never.
 
         Args:
             module: The client's module, after the step.
@@ -61,17 +61,17 @@ class LocalObjective:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Local training other than the recorded one, for one call of `RecoveryContext.exact`.
+    """Settings of local training for one call of `RecoveryContext.exact`, in place of the recorded.
 
-    What is `None` stays as the client has it.
+    A setting that is `None` is the client's own.
 
     Args:
         local_steps: Mini-batch steps each client takes, at least 1.
-        local_epochs: Passes over the data instead, at least 1.
+        local_epochs: Passes over the data instead of `local_steps`, at least 1.
         batch_size: Samples per batch, at least 1.
-        lr: Learning rate of the module's optimizer, constant (its schedulers are left out); what
-            was subtracted is divided by it.
-        objective: What to strive for instead of the module's own loss.
+        lr: Constant learning rate of the module's optimiser (its schedulers are left out). Updates
+            are divided by it.
+        objective: Objective in place of the module's own loss.
     """
 
     local_steps: int | None = None
@@ -82,5 +82,5 @@ class LocalWork:
 
     @property
     def is_as_usual(self) -> bool:
-        """Whether nothing differs but the number of local steps."""
+        """Whether only `local_steps` may be set."""
         return self == LocalWork(self.local_steps)

@@ -1,4 +1,4 @@
-"""The optimisers of local training."""
+"""The optimisers of local training, and their schedulers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class SchedulerConfig:
 
     Args:
         scheduler: The scheduler.
-        name: Of the learning rate, for whoever logs it.
-        interval: `"epoch"` or `"step"`.
-        frequency: It steps every so many of them.
-        reduce_on_plateau: Whether it is given a metric.
+        name: Name of the learning rate, for a callback that logs it.
+        interval: Whether the scheduler counts epochs (`"epoch"`) or steps (`"step"`).
+        frequency: It steps after every so many epochs or steps.
+        reduce_on_plateau: Whether the scheduler is given a metric.
         monitor: Name of that metric, as logged.
         strict: Whether a missing metric is an error.
     """
@@ -41,25 +41,35 @@ class SchedulerConfig:
     monitor: str | None = None
     strict: bool = True
 
+    def is_due(self, interval: str, done: int) -> bool:
+        """Whether the scheduler steps after so many epochs, or steps of an epoch.
+
+        Args:
+            interval: What has been counted: `"epoch"` or `"step"`.
+            done: How many of them are done, at least 1.
+        """
+        return self.interval == interval and done % self.frequency == 0
+
 
 class LocalOptimizer:
-    r"""The optimisers of one round of local training, and what they subtracted.
+    r"""The optimisers of one round of local training, which measure what they subtract.
 
     One step of plain SGD subtracts a multiple of the gradient, so the gradient itself is the
-    update. Otherwise an optimiser works on float64 twins of the parameters while it steps, and what
-    it subtracts is measured there: a difference of float32 weights would lose three digits.
+    update. Otherwise an optimiser steps float64 twins of the parameters, and the update is the
+    difference of the twins: a difference of float32 weights would lose three digits.
 
     The parameters may carry a leading client dimension (see `VectorizedExecutor`).
 
     Args:
         module: LightningModule whose `configure_optimizers` is called.
-        local_lr: What to divide the accumulated steps by; `None` for the one learning rate.
-        lr: Learning rate to set, kept constant; `None` for the optimiser's own.
+        local_lr: What the sum of all steps is divided by; `None` for the optimisers' learning rate,
+            which must be the same in all parameter groups.
+        lr: Constant learning rate to set, without schedulers; `None` for the optimiser's own.
 
     Attributes:
         optimizers: The optimisers, in the module's order; several only in manual optimisation.
-        schedulers: Their schedulers.
-        named: The module's parameters by name, as of then.
+        schedulers: The schedulers, with when each steps.
+        named: The module's parameters by name, as they were when this object was made.
 
     Raises:
         ConfigurationError: If an optimiser cannot be used, or `local_lr` cannot be found.
@@ -119,34 +129,36 @@ class LocalOptimizer:
         self, module: nn.Module, automatic: bool
     ) -> tuple[list[Optimizer], list[SchedulerConfig]]:
         trainer: Any = vars(module).get("_trainer")
-        # By name: this may be Lightning's own.
+        # The trainer may be Lightning's own, which has no `_before_data`.
         with getattr(trainer, "_before_data", nullcontext)():
-            made: Any = run(module, "configure_optimizers")
+            returned: Any = run(module, "configure_optimizers")
         monitor = None
         schedulers: list[Any] = []
-        if isinstance(made, dict):
-            monitor, made = made.get("monitor"), [made]
+        if isinstance(returned, dict):
+            monitor, returned = returned.get("monitor"), [returned]
         elif (
-            isinstance(made, (list, tuple))
-            and len(made) == 2
-            and isinstance(made[0], (list, tuple))
+            isinstance(returned, (list, tuple))
+            and len(returned) == 2
+            and isinstance(returned[0], (list, tuple))
         ):
-            schedulers = list(made[1]) if isinstance(made[1], (list, tuple)) else [made[1]]
-            made = list(made[0])
-        elif not isinstance(made, (list, tuple)):
-            made = [made]
+            second = returned[1]
+            schedulers = list(second) if isinstance(second, (list, tuple)) else [second]
+            returned = list(returned[0])
+        elif not isinstance(returned, (list, tuple)):
+            returned = [returned]
         optimizers: list[Any] = []
-        for one in made:
-            if isinstance(one, dict):
-                if one.get("lr_scheduler") is not None:
-                    schedulers.append(one["lr_scheduler"])
-                one = one.get("optimizer")
-            optimizers.append(getattr(one, "optimizer", one))  # what Lightning may have wrapped
-        for one in optimizers:
-            if not isinstance(one, Optimizer) or isinstance(one, torch.optim.LBFGS):
+        for optimizer in returned:
+            if isinstance(optimizer, dict):
+                if optimizer.get("lr_scheduler") is not None:
+                    schedulers.append(optimizer["lr_scheduler"])
+                optimizer = optimizer.get("optimizer")
+            # A `LightningOptimizer` has the optimiser that it wraps.
+            optimizers.append(getattr(optimizer, "optimizer", optimizer))
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
                 raise ConfigurationError(
                     f"Expected {self.name}.configure_optimizers to return a first-order optimizer, "
-                    f"but got {type(one).__name__}. HINT: return SGD or Adam, for instance."
+                    f"but got {type(optimizer).__name__}. HINT: return SGD or Adam, for instance."
                 )
         if not optimizers or (automatic and len(optimizers) > 1):
             raise ConfigurationError(
@@ -154,7 +166,7 @@ class LocalOptimizer:
                 "uses one. HINT: return a single optimizer with several parameter groups, or set "
                 "`self.automatic_optimization = False` and step each in `training_step`."
             )
-        configs = [self._scheduler(one, monitor, automatic) for one in schedulers]
+        configs = [self._scheduler(scheduler, monitor, automatic) for scheduler in schedulers]
         return optimizers, configs
 
     def _scheduler(self, given: Any, monitor: str | None, automatic: bool) -> SchedulerConfig:
@@ -189,7 +201,7 @@ class LocalOptimizer:
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether a step subtracts exactly learning rate times gradient."""
+        """Whether a step subtracts exactly the learning rate times the gradient."""
         optimizer = self.optimizer
         return (
             len(self.optimizers) == 1
@@ -203,7 +215,7 @@ class LocalOptimizer:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether parameters of several clients can be stepped as one stacked tensor."""
+        """Whether one step on stacked parameters of several clients is a step for each client."""
         return isinstance(
             self.optimizer,
             (
@@ -220,7 +232,10 @@ class LocalOptimizer:
         )
 
     def gradient_scale(self) -> dict[str, float]:
-        """Return learning rate over `local_lr` by parameter name, for one step of plain SGD."""
+        """Return, by parameter name, the factor from a gradient to an update of plain SGD.
+
+        It is the learning rate of the parameter's group over `local_lr`.
+        """
         return {
             name: float(group["lr"]) / self.local_lr
             for group in self.optimizer.param_groups
@@ -229,7 +244,7 @@ class LocalOptimizer:
         }
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
-        """Make float64 twins of these parameters, by name, for the optimisers to work on."""
+        """Make a float64 twin of each parameter, by name, for the optimisers to step."""
         self.parameters = parameters
         self.twins = {n: p.detach().double() for n, p in parameters.items()}
         self._start = {n: t.clone() for n, t in self.twins.items()}
@@ -246,11 +261,11 @@ class LocalOptimizer:
         project: Callable[[Mapping[str, Tensor]], None] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Do one step of an optimiser, which gets the twins in place of the parameters.
+        """Do one step of an optimiser on the twins in place of the parameters.
 
         Args:
             optimizer: One of `optimizers`.
-            closure: Computes gradients, with the parameters as they are then.
+            closure: Computes the gradients of the parameters.
             project: Changes the twins in place after the step.
             **kwargs: For the optimiser's `step`.
 
@@ -276,7 +291,7 @@ class LocalOptimizer:
             nonlocal changed
             for group, real in zip(optimizer.param_groups, held, strict=True):
                 group["params"][:] = real
-            if changed:  # an optimiser may ask again, elsewhere
+            if changed:  # an optimiser may call its closure again after it has moved the twins
                 for real in held:
                     self._publish(real)
             changed = True
@@ -295,7 +310,7 @@ class LocalOptimizer:
         return result
 
     def take_over(self) -> None:
-        """Take changes of the parameters that no step has made over into the twins."""
+        """Copy into the twins the changes of parameters that no optimiser has made."""
         with torch.no_grad():
             for name, twin in self.twins.items():
                 parameter, image = self.parameters[name], twin.float()
@@ -303,7 +318,8 @@ class LocalOptimizer:
                     twin.copy_(torch.where(parameter == image, twin, parameter.double()))
 
     def _twins_of(self, parameters: list[Any]) -> list[Any]:
-        found = []
+        """Return the twin of each parameter, with its gradient; the parameter if it has no twin."""
+        twins = []
         for name, parameter in zip(self._names_of(parameters), parameters, strict=True):
             twin = self.twins.get(name)
             gradient = parameter.grad
@@ -314,23 +330,28 @@ class LocalOptimizer:
                     f"`{name}` of {self.name} is trained now, but was frozen when the federation "
                     "was made. HINT: leave its `requires_grad` on from the start."
                 )
-            found.append(parameter if twin is None else twin)
-        return found
+            twins.append(parameter if twin is None else twin)
+        return twins
 
     def _publish(self, parameters: list[Any]) -> None:
-        """Give the parameters the values of their twins, where these have changed."""
+        """Give the parameters the values of their twins, where those have changed."""
         with torch.no_grad():
             for name, parameter in zip(self._names_of(parameters), parameters, strict=True):
                 if name in self.twins:
                     image = self.twins[name].float()
-                    # Graphs that were made before are still good for parameters that stayed.
+                    # Copying equal values, too, would make autograd refuse graphs made before.
                     if not torch.equal(parameter, image):
                         parameter.copy_(image)
 
     def step(self, gradients: Mapping[str, Tensor], end_of_epoch: bool) -> dict[str, Tensor]:
-        """Do one step on the twins and return the new parameters in float32, by name.
+        """Step the twins of a single optimiser by given gradients, and its schedulers if due.
 
-        For a single optimiser, whose schedulers step as `SchedulerConfig` says.
+        Args:
+            gradients: Gradients by parameter name.
+            end_of_epoch: Whether this is the last step of an epoch.
+
+        Returns:
+            The new parameters in float32, by name.
         """
         if not self._steps_in_epoch and not self._epochs:
             for group in self.param_groups:
@@ -341,12 +362,12 @@ class LocalOptimizer:
         self.optimizer.step()
         self._steps_in_epoch += 1
         for config in self.schedulers:
-            if config.interval == "step" and self._steps_in_epoch % config.frequency == 0:
+            if config.is_due("step", self._steps_in_epoch):
                 config.scheduler.step()
         if end_of_epoch:
             self._steps_in_epoch = 0
             self._epochs += 1
             for config in self.schedulers:
-                if config.interval == "epoch" and self._epochs % config.frequency == 0:
+                if config.is_due("epoch", self._epochs):
                     config.scheduler.step()
         return {n: t.float() for n, t in self.twins.items()}

@@ -1,4 +1,4 @@
-"""What is done with a module once, before its parameters are counted."""
+"""Preparing a module once, when the federation is made: checks, setup hooks, lazy layers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def prepare(module: Any, client: LightningClient | None = None) -> None:
     """Check the module, let it set itself up, and give lazy layers their shapes.
 
     Args:
-        module: A LightningModule; any other is left alone.
-        client: Who trains it, if anybody does.
+        module: A LightningModule; a module of any other class is left alone.
+        client: A client that trains the module, or `None` if none does.
 
     Raises:
         ConfigurationError: If local training cannot do what the module relies on.
@@ -49,10 +49,11 @@ def _tensors(module: nn.Module) -> dict[str, Any]:
 
 
 def _materialize(module: Any, client: LightningClient) -> None:
-    """Give lazy layers the shapes that a batch of the client's data gives those of a copy."""
-    make: Any = UninitializedBuffer  # which torch cannot copy
-    unmade = [b for b in module.buffers() if is_lazy(b)]
-    memo = {id(b): make(device=b.device, dtype=b.dtype) for b in unmade}
+    """Run a copy of the module on a batch, and give the lazy layers the shapes of the copy's."""
+    make: Any = UninitializedBuffer
+    lazy = [b for b in module.buffers() if is_lazy(b)]
+    # `deepcopy` cannot copy lazy buffers, and takes those of the memo.
+    memo = {id(b): make(device=b.device, dtype=b.dtype) for b in lazy}
     copied = copy.deepcopy(module, memo).eval()
     size = min(client.batch_size or client.num_samples, client.num_samples)
     with client.local_trainer(copied).attached(), torch.no_grad():
@@ -76,18 +77,18 @@ def _materialize(module: Any, client: LightningClient) -> None:
                     )
                 tensor.materialize(made[name].shape)
                 tensor.copy_(made[name])
-    for layer, done in zip(module.modules(), copied.modules(), strict=True):
-        if type(layer) is not type(done):
-            _become(layer, done)
+    for layer, materialized in zip(module.modules(), copied.modules(), strict=True):
+        if type(layer) is not type(materialized):
+            _finish_lazy(layer, materialized)
 
 
-def _become(layer: Any, done: nn.Module) -> None:
-    """Make a lazy layer, whose tensors have their shapes, the layer it stands for."""
+def _finish_lazy(layer: Any, materialized: nn.Module) -> None:
+    """Turn a lazy layer whose tensors have their shapes into a layer of the final class."""
     layer._initialize_hook.remove()
     layer._load_hook.remove()
     del layer._initialize_hook, layer._load_hook
     mode = layer.training
-    layer.__class__ = type(done)
+    layer.__class__ = type(materialized)
     plain = (bool, int, float, str, tuple)  # sizes, as `in_features`
-    vars(layer).update({k: v for k, v in vars(done).items() if isinstance(v, plain)})
+    vars(layer).update({k: v for k, v in vars(materialized).items() if isinstance(v, plain)})
     layer.training = mode

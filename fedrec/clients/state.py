@@ -1,4 +1,4 @@
-"""What a module remembers besides its trainable parameters, and how to put it back."""
+"""The state of a module besides its trainable parameters: taken, compared, put back."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 
 __all__ = ["GENERATORS", "LEAVES", "ModuleState", "forget_states", "state_of"]
 
-# What is compared by value: an equal number that was computed anew is no change.
+# Types that are compared by value: an equal number that was computed anew is no change.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-#: What leads to nothing that a user's code would draw from or change in training.
+#: Types whose objects hold nothing that a user's code would draw from or change in training.
 LEAVES = (
     *_VALUES,
     type,
@@ -38,26 +38,26 @@ LEAVES = (
     threading.Thread,
     io.IOBase,
 )
-# What has no state of training, or one that is not the module's.
+# Types that are not followed: they have no state of training, or the state is not the module's.
 _OPAQUE = (*LEAVES, Dataset, DataLoader)
-# Entries of a module that lead out of it.
+# Attributes of a module that are not followed: they lead to Lightning's objects around it.
 _LEADS_AWAY = ("_trainer", "_fabric")
-# Dictionaries of a module whose names say nothing to its author.
+# Dictionaries of a module whose own names are left out of dotted names, as torch does.
 _UNNAMED = ("_parameters", "_buffers", "_modules")
-# From so many numbers on, a tensor is compared by its version and a sample of its entries.
+# A tensor of so many entries or more is compared by its version and a sample of its entries.
 _LARGE = 1 << 16
 _NUM_SAMPLED = 1024
-# Where a tensor keeps its hooks.
+# Attributes in which a tensor keeps its hooks.
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class ModuleState:
-    """All that a module remembers besides the values of its trainable parameters.
+    """The state of a module besides the values of its trainable parameters, as it is now.
 
-    That is every attribute, buffer and frozen parameter of the module and of the objects it holds:
-    counters, lists, states of metrics, optimisers, random generators, modes, hooks. Local training
-    starts from it and leaves no trace but in what is sent, so that what a client computes does not
-    depend on who was asked before.
+    The state is every attribute, buffer and frozen parameter of the module and of the objects it
+    holds: counters, lists, states of metrics, optimisers, random generators, modes, hooks. Local
+    training of every client starts from the same state, so that what a client computes does not
+    depend on which clients were asked before.
 
     Data sets, data loaders and the trainer are not followed.
 
@@ -84,22 +84,22 @@ class ModuleState:
         self._seen: dict[int, object] = {}
         self._parts: list[_Part] = []
         self._walk(module, "")
-        # Most dictionaries of a module hold hooks that nobody has: they are looked at together.
+        # Most dictionaries of a module are for hooks, and empty: they are checked together.
         self._empty = [p.value for p in self._parts if isinstance(p, _DictPart) and not p.held]
         empty = set(map(id, self._empty))
         self._filled = [p for p in self._parts if id(p.value) not in empty]
 
     @property
     def has_changed(self) -> bool:
-        """Whether anything has changed since."""
+        """Whether anything has changed since the state was taken."""
         return any(self._empty) or any(part.has_changed() for part in self._filled)
 
     def changes(self) -> list[str]:
-        """Return the dotted names of what has changed since."""
+        """Return the dotted names of the attributes that have changed since the state was taken."""
         return [name for part in self._parts for name in part.changes()]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put the module back into this state."""
         if not self.has_changed:
             return
         for part in self._parts:
@@ -112,7 +112,7 @@ class ModuleState:
         if isinstance(value, Tensor):
             hooks = _hooks_of(value)
             self._parts.append(_TensorPart(name, value, *_copy_of(value), hooks=hooks))
-            for hook in (one for of_kind in hooks for one in of_kind.values()):
+            for hook in (hook for of_kind in hooks for hook in of_kind.values()):
                 self._walk(hook, name)
         elif isinstance(value, np.ndarray):
             self._parts.append(_ArrayPart(name, value, value.copy()))
@@ -121,17 +121,17 @@ class ModuleState:
             self._parts.append(_GeneratorPart(name, value, get(value), put))
         elif isinstance(value, dict):
             self._parts.append(_DictPart(name, value, dict(value)))
-            for key, one in value.items():
-                self._walk(one, f"{name}[{key!r}]")
+            for key, item in value.items():
+                self._walk(item, f"{name}[{key!r}]")
         elif isinstance(value, list | deque):
             self._parts.append(_ListPart(name, value, list(value)))
-            for i, one in enumerate(value):
-                self._walk(one, f"{name}[{i}]")
+            for i, item in enumerate(value):
+                self._walk(item, f"{name}[{i}]")
         elif isinstance(value, set):
             self._parts.append(_SetPart(name, value, set(value)))
         elif isinstance(value, tuple):
-            for i, one in enumerate(value):
-                self._walk(one, f"{name}[{i}]")
+            for i, item in enumerate(value):
+                self._walk(item, f"{name}[{i}]")
         elif isinstance(value, FunctionType):
             for cell in value.__closure__ or ():
                 self._walk_cell(cell, name)
@@ -140,18 +140,18 @@ class ModuleState:
         elif isinstance(value, partial):
             self._walk((value.func, value.args, value.keywords), name)
         elif isinstance(value, torch.jit.ScriptModule):
-            # What else it holds is torch's, and looks like dictionaries without being any.
-            for own, one in (*value.named_parameters(), *value.named_buffers()):
-                self._walk(one, _joined(name, own))
+            # Its other attributes are torch's: they look like dictionaries, but are none.
+            for own, tensor in (*value.named_parameters(), *value.named_buffers()):
+                self._walk(tensor, _joined(name, own))
         elif hasattr(value, "__dict__") and not _is_ours(value):
             self._walk_attributes(value, name)
 
     def _walk_cell(self, cell: CellType, name: str) -> None:
-        """Follow a variable that a function shares with the one that it was made in."""
+        """Follow a variable that a function shares with the function it was made in."""
         if id(cell) in self._seen:
             return
         self._seen[id(cell)] = cell
-        with suppress(ValueError):  # it is empty
+        with suppress(ValueError):  # the variable has no value yet
             self._parts.append(_CellPart(name, cell, cell.cell_contents))
             self._walk(cell.cell_contents, name)
 
@@ -159,23 +159,21 @@ class ModuleState:
         attributes = vars(value)
         self._seen[id(attributes)] = attributes
         self._parts.append(_DictPart(name, attributes, dict(attributes), are_attributes=True))
-        for key, one in attributes.items():
+        for key, attribute in attributes.items():
             if key in _LEADS_AWAY:
                 continue
             if key in _UNNAMED and isinstance(value, nn.Module):
-                self._seen[id(one)] = one
-                self._parts.append(_DictPart(name, one, dict(one), are_attributes=True))
-                for own, held in one.items():
+                self._seen[id(attribute)] = attribute
+                part = _DictPart(name, attribute, dict(attribute), are_attributes=True)
+                self._parts.append(part)
+                for own, held in attribute.items():
                     self._walk(held, _joined(name, own))
             else:
-                self._walk(one, _joined(name, key))
+                self._walk(attribute, _joined(name, key))
 
 
 def state_of(module: nn.Module) -> ModuleState:
-    """Return the state of a module as it is now.
-
-    It is taken once for as long as nothing changes.
-    """
+    """Return the state of a module as it is now; the last one taken if nothing has changed."""
     state = _taken(module)
     if state.has_changed:
         forget_states()
@@ -184,7 +182,7 @@ def state_of(module: nn.Module) -> ModuleState:
 
 
 def forget_states() -> None:
-    """Let go of the modules whose states are kept."""
+    """Drop the states that `state_of` keeps, and with them their modules."""
     _taken.cache_clear()
 
 
@@ -194,7 +192,7 @@ def _taken(module: nn.Module) -> ModuleState:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether it is an object of fedrec or Lightning, such as a loop, and no module."""
+    """Whether an object is fedrec's or Lightning's, such as a loop, and no module."""
     package = type(value).__module__.partition(".")[0]
     ours = package in ("fedrec", "lightning", "lightning_fabric", "pytorch_lightning")
     return ours and not isinstance(value, nn.Module)
@@ -204,15 +202,16 @@ def _joined(name: str, key: str) -> str:
     return f"{name}.{key}" if name else key
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (
-        type(one) is type(other) and isinstance(one, _VALUES) and bool(one == other)
+def _same(now: Any, before: Any) -> bool:
+    """Whether it is the same object, or an equal value of the same plain type."""
+    return now is before or (
+        type(now) is type(before) and isinstance(now, _VALUES) and bool(now == before)
     )
 
 
 @dataclass(eq=False)
 class _Part(ABC):
-    """One object, and what it held."""
+    """An object of the module, and a copy of its content when the state was taken (`held`)."""
 
     name: str
     value: Any
@@ -224,14 +223,14 @@ class _Part(ABC):
 
     @abstractmethod
     def has_changed(self) -> bool:
-        """Whether it holds anything else now."""
+        """Whether the object's content differs from `held`."""
 
     def restore(self) -> None:
         if self.has_changed():
             self.put_back()
 
     def put_back(self) -> None:
-        """Make it hold what it held."""
+        """Give the object the content `held`."""
         self.value.clear()
         self.value.update(self.held)
 
@@ -247,10 +246,10 @@ class _DictPart(_Part):
         value, held = self.value, self.held
         if len(value) != len(held):
             return True
-        try:  # lists compare identities first
+        try:  # comparing lists is fast: it compares identities first
             if list(value.values()) == self.values and list(value) == self.keys:
                 return False
-        except (TypeError, ValueError, RuntimeError):  # what `==` of tensors and arrays may raise
+        except (TypeError, ValueError, RuntimeError):  # `==` of tensors and arrays may raise these
             pass
         return any(key not in value or not _same(value[key], old) for key, old in held.items())
 
@@ -314,9 +313,9 @@ class _GeneratorPart(_Part):
 
 @dataclass(eq=False)
 class _TensorPart(_Part):
-    """A tensor; of a trainable parameter only its hooks, and whether it is one.
+    """A tensor: its values, its hooks and whether it requires a gradient.
 
-    `held` is `None` where values are not looked at.
+    `held` is `None` where values are no state, as those of a trainable parameter.
     """
 
     version: int
@@ -334,13 +333,13 @@ class _TensorPart(_Part):
             return True
         if value._version != self.version:
             return not _equal(value, held)
-        # `x.data.add_(1)` changes no version.
+        # `x.data.add_(1)` leaves the version as it is, so values are compared, too.
         return value.device.type == "cpu" and not _equal(_sample(value), _sample(held))
 
     def restore(self) -> None:
-        # What BatchNorm writes changes no version, and shows on a CPU only.
-        unseen = self.held is not None and self.value.device.type != "cpu"
-        if unseen or self.has_changed():
+        # BatchNorm leaves the version as it is, and values are compared on a CPU only.
+        may_have_changed = self.held is not None and self.value.device.type != "cpu"
+        if may_have_changed or self.has_changed():
             self.put_back()
 
     def put_back(self) -> None:
@@ -362,21 +361,22 @@ def _hooks_of(value: Tensor) -> tuple[dict[int, Any], ...]:
 
 
 def _copy_of(value: Tensor) -> tuple[Tensor | None, int, bool, Tensor]:
+    """Return `held`, `version`, `requires_grad` and `memory` of a `_TensorPart`."""
     trains = isinstance(value, nn.Parameter) and value.requires_grad
-    # Nobody can write to a tensor that was made in inference mode.
-    unheld = trains or value.is_inference() or not value.is_leaf
-    if unheld or isinstance(value, nn.UninitializedParameter):
+    # A tensor that was made in inference mode cannot be written to.
+    no_state = trains or value.is_inference() or not value.is_leaf
+    if no_state or isinstance(value, nn.UninitializedParameter):
         return None, 0, value.requires_grad, value.detach()
     return value.detach().clone(), value._version, value.requires_grad, value.data
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if torch.equal(one, other):
+def _equal(now: Tensor, before: Tensor) -> bool:
+    """Whether two tensors have the same values; NaN equals the same NaN."""
+    if torch.equal(now, before):
         return True
-    if one.layout != torch.strided or not (one.is_floating_point() or one.is_complex()):
+    if now.layout != torch.strided or not (now.is_floating_point() or now.is_complex()):
         return False
-    # NaN differs from itself.
-    return one.numel() > 0 and torch.equal(_bits(one), _bits(other))
+    return now.numel() > 0 and torch.equal(_bits(now), _bits(before))
 
 
 def _bits(value: Tensor) -> Tensor:
@@ -384,6 +384,7 @@ def _bits(value: Tensor) -> Tensor:
 
 
 def _sample(value: Tensor) -> Tensor:
+    """Return a part of a large tensor's entries; all of a small one's."""
     value = value.detach()
     if value.numel() < _LARGE:
         return value
@@ -395,6 +396,7 @@ def _put_bit_generator(generator: np.random.Generator, held: Any) -> None:
     generator.bit_generator.state = held
 
 
+#: For each type of generator, a function that reads its state, and one that sets it.
 GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
     torch.Generator: (
         lambda g: g.get_state().numpy().tobytes(),

@@ -16,18 +16,18 @@ __all__ = ["loss_of", "output_of", "training_step"]
 
 
 def training_step(module: Any, batch: Any, step: int) -> Tensor | None:
-    """Call the module's `training_step`, with or without a batch index, and return its loss."""
+    """Call the module's `training_step` and return its loss; `None` means to skip the step."""
     return loss_of(output_of(module, batch, step), module)
 
 
 def output_of(module: Any, batch: Any, step: int) -> Any:
-    """Call the module's `training_step`, with or without a batch index."""
+    """Return the output of the module's `training_step`, called with the index if it takes one."""
     positional = _number_of_arguments(type(module).training_step)
     return module.training_step(batch, step) if positional > 1 else module.training_step(batch)
 
 
 def loss_of(output: Any, module: nn.Module) -> Tensor | None:
-    """Return the loss in what a `training_step` returned; `None` means to skip the step."""
+    """Return the loss in the output of a `training_step`; `None` means to skip the step."""
     if output is None:
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output

@@ -1,4 +1,4 @@
-"""What `self.trainer` is during local training."""
+"""The object that `self.trainer` is during local training."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class LocalTrainer:
     """Stands in for Lightning's Trainer while a client trains.
 
     To the module, a round of local training is a fit of its own: of `max_epochs` epochs, with
-    counters that start at 0, on one device, without loggers, callbacks and validation. It has the
-    attributes of Lightning's Trainer that mean something there; any other one is refused by name.
-    Attributes may be set.
+    counters that start at 0, on one device, without loggers, callbacks and validation. This trainer
+    has the attributes of Lightning's Trainer that mean something in such a fit; reading any other
+    attribute raises an error that names it. Attributes may be set.
 
     Args:
         module: The LightningModule that trains.
         max_epochs: Passes over the data.
-        num_training_batches: Batches in each of them.
-        device: Where the module is.
+        num_training_batches: Batches in each pass.
+        device: The device of the module.
         autocast: Makes the context manager of the precision.
 
     Examples:
@@ -82,7 +82,7 @@ class LocalTrainer:
         self._loads_later = self._loaded = False
         total = max_epochs * num_training_batches
         self._estimated_stepping_batches = total
-        # The steps of a manual optimization are its own business.
+        # With manual optimization, the number of steps is up to `training_step`.
         self.max_steps = total if getattr(module, "automatic_optimization", True) else -1
         self.current_epoch = self.global_step = 0
         self.is_last_batch = False
@@ -114,7 +114,7 @@ class LocalTrainer:
         self.precision_plugin = _Precision()
         self.strategy = _Strategy(self, device or torch.device("cpu"))
         self._logged = _Logged(module)
-        # What `LightningModule.log` wants, where a module's own `log` calls it.
+        # `LightningModule.log` needs these, where a module's own `log` calls it.
         self._results = SimpleNamespace(
             log=lambda fx, name, value, **how: self._logged.log(name, value, **how)
         )
@@ -131,7 +131,7 @@ class LocalTrainer:
 
     @cached_property
     def state(self) -> Any:
-        """Running, fitting and training, as Lightning says it."""
+        """Lightning's `TrainerState` of a running fit, in its training stage."""
         states = importlib.import_module(f"{package_of(self.lightning_module)}.trainer.states")
         return states.TrainerState(
             status=states.TrainerStatus.RUNNING,
@@ -141,7 +141,7 @@ class LocalTrainer:
 
     @property
     def default_root_dir(self) -> str:
-        """The current folder, as of a Trainer that was not told another."""
+        """The current folder, as of a Trainer without `default_root_dir`."""
         return str(Path.cwd())
 
     @property
@@ -151,17 +151,17 @@ class LocalTrainer:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """What the module logged, by name, as Lightning's callbacks see it."""
+        """The values that the module logged, by name, as Lightning's callbacks see them."""
         return self._logged.published()[0]
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
-        """What the module logged, by name, as Lightning's loggers see it."""
+        """The values that the module logged, by name, as Lightning's loggers see them."""
         return self._logged.published()[1]
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """What the module logged with `prog_bar=True`, by name."""
+        """The values that the module logged with `prog_bar=True`, by name."""
         return {name: float(value) for name, value in self._logged.published()[2].items()}
 
     @property
@@ -171,13 +171,13 @@ class LocalTrainer:
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Steps of the round. Reading it loads the data of Lightning's Trainer."""
+        """Steps of the round. Reading it counts as loading the data, as in Lightning's Trainer."""
         self._loads_later, self._loaded = False, True
         return self._estimated_stepping_batches
 
     @contextmanager
     def _before_data(self) -> Iterator[None]:
-        """Be what Lightning's Trainer is before it has loaded its data."""
+        """Behave as Lightning's Trainer does before it has loaded its data."""
         self._loads_later = not self._loaded
         try:
             yield
@@ -185,21 +185,24 @@ class LocalTrainer:
             self._loads_later = False
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print: there is one process."""
+        """Print, as Lightning does on rank 0: there is one process."""
         print(*args, **kwargs)  # noqa: T201 - what the module asked for
 
     def hiding_optimizers(self) -> Self:
-        """Begin, but let nobody look at optimisers and schedulers: each client has its own."""
+        """Begin a fit of many clients at once, each of which has its own optimisers.
+
+        A module that reads the trainer's optimisers or schedulers is refused.
+        """
         self.begin(0)
         for holder in (self, self.strategy):
             holder.optimizers = holder.lr_scheduler_configs = _Hidden()
         return self
 
     def begin(self, step: int) -> int:
-        """Set the counters to local step `step`, each with an optimiser's step.
+        """Set the counters to local step `step`, where every local step is an optimiser's step.
 
         Returns:
-            The index of its batch in the epoch.
+            The index of the step's batch in its epoch.
         """
         size = self._num_training_batches
         self.global_step, self.current_epoch = step, step // size
@@ -208,17 +211,17 @@ class LocalTrainer:
 
     @contextmanager
     def attached(self) -> Iterator[dict[str, Any]]:
-        """Be the trainer of the module and of the LightningModules in it.
+        """Be the trainer of the module, and of the LightningModules in it, until exit.
 
         Yields:
-            What was logged last, by name.
+            The value that was logged last, by name.
         """
         parts = [vars(m) for m in self.lightning_module.modules() if "_trainer" in vars(m)]
         own = vars(self.lightning_module)
         parts = parts or [own]
         before = [part.get("_trainer") for part in parts]
         hook = own.get("_current_fx_name")
-        # Lightning's own `log` checks a lot; it is used where a module adds to it.
+        # Lightning's own `log` checks a lot. It is called only where a module overrides `log`.
         takes_log = not is_overridden(self.lightning_module, "log")
         log: Any = self._logged.log
         if own.get("_compiler_ctx") is not None:
@@ -240,7 +243,7 @@ class LocalTrainer:
 
 
 class _Hidden(list[Any]):
-    """What must not be looked at."""
+    """A list of optimisers that a module must not read."""
 
     def _refuse(self, *args: Any) -> Any:
         raise FedrecError("it looks at its optimizers")
@@ -249,7 +252,7 @@ class _Hidden(list[Any]):
 
 
 class _Precision:
-    """What a module asks the precision plugin for."""
+    """The part of Lightning's precision plugin that a module uses."""
 
     precision = "32-true"
 
@@ -270,7 +273,7 @@ def _no_step(optimizer: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
 
 
 class _Strategy:
-    """What a module, and the optimizers that Lightning wraps, ask the strategy for."""
+    """The part of Lightning's strategy that a module and a `LightningOptimizer` use."""
 
     is_global_zero = True
     handles_gradient_accumulation = False
@@ -289,11 +292,11 @@ class _Strategy:
     @cached_property
     def _lightning_optimizers(self) -> list[Any]:
         kind = lightning_optimizer(self.lightning_module)
-        found = [kind._to_lightning_optimizer(one, self) for one in self.optimizers]
+        wrapped = [kind._to_lightning_optimizer(optimizer, self) for optimizer in self.optimizers]
         if self.stepped is not None:
-            for one in found:
-                one._on_after_step = self.stepped
-        return found
+            for optimizer in wrapped:
+                optimizer._on_after_step = self.stepped
+        return wrapped
 
     def backward(self, loss: Tensor, optimizer: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         module = self.lightning_module
@@ -330,14 +333,14 @@ class _Strategy:
 
 
 class _Logged:
-    """What the module logs: the last values, and those of steps and epochs as Lightning has them.
+    """The values that a module logs: the last ones, and those of steps and epochs.
 
     Attributes:
         last: The last value by name, as it was given.
         batch: The current mini-batch; means over an epoch are weighted by its size.
-        in_fit: Whether batch after batch is trained on; what belongs to steps and epochs is kept.
+        in_fit: Whether a `LocalFit` trains; only then are values of steps and epochs kept.
         in_epoch: Whether a batch of the epoch has begun.
-        has_unread: Whether something was logged that is not kept, outside of a fit.
+        has_unread: Whether a value was logged outside of a fit, and so not kept.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -367,7 +370,7 @@ class _Logged:
         rank_zero_only: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Take what `self.log` is given."""
+        """Take a value that the module logs."""
         check_loggable(name, value)
         self.last[name] = value
         if not self.in_fit:
@@ -391,11 +394,11 @@ class _Logged:
             entry.add(as_tensor(value), size)
 
     def published(self) -> tuple[dict[str, Tensor], ...]:
-        """Return the metrics for callbacks, loggers and the progress bar as of now.
+        """Return the current metrics for callbacks, for loggers and for the progress bar.
 
         Raises:
-            FedrecError: Outside of a fit, as where many clients are computed at once, if something
-                was logged: that would be missing.
+            FedrecError: If a value was logged outside of a fit, as where many clients are computed
+                at once: it would be missing.
         """
         if self.has_unread:
             raise FedrecError("it reads what it has logged")
@@ -404,14 +407,14 @@ class _Logged:
             value = entry.of_step() if self.in_epoch else entry.of_epoch()
             if value is None:
                 continue
-            forked = entry.name
+            name = entry.name
             if entry.on_step and entry.on_epoch:
-                forked = f"{entry.name}_{'step' if self.in_epoch else 'epoch'}"
-            callback[entry.name] = callback[forked] = value
+                name = f"{entry.name}_{'step' if self.in_epoch else 'epoch'}"
+            callback[entry.name] = callback[name] = value
             if entry.logger:
-                logged[forked] = value
+                logged[name] = value
             if entry.prog_bar:
-                bar[forked] = value
+                bar[name] = value
         return self._published
 
     def start_batch(self, batch: Any) -> None:
@@ -419,12 +422,12 @@ class _Logged:
         self.in_epoch, self.batch = True, batch
 
     def end_batches(self) -> None:
-        """Note that the batches of the epoch are done: what is read from now on is the epoch's."""
+        """Note that the batches of the epoch are done: from now on, values are the epoch's."""
         self.published()
         self.in_epoch, self.batch = False, None
 
     def end_epoch(self) -> None:
-        """Forget what belongs to the epoch, and compute and reset the metrics that were logged."""
+        """Drop the values of the epoch, and compute and reset the metric objects among them."""
         self.published()
         for entry in self._entries.values():
             if is_metric(entry.value):
@@ -441,7 +444,7 @@ class _Logged:
 
 
 class _Entry:
-    """One name that a hook logs, in the current epoch."""
+    """The values that a hook logs under one name, in the current epoch."""
 
     def __init__(
         self,
@@ -475,8 +478,8 @@ class _Entry:
     def of_step(self) -> Tensor | None:
         if not self.on_step or self.value is None:
             return None
-        found = getattr(self.value, "_forward_cache", None) if is_metric(self.value) else self.value
-        return None if found is None else as_tensor(found)
+        value = getattr(self.value, "_forward_cache", None) if is_metric(self.value) else self.value
+        return None if value is None else as_tensor(value)
 
     def of_epoch(self) -> Tensor | None:
         if not self.on_epoch or self.value is None:
@@ -487,7 +490,7 @@ class _Entry:
 
 
 def is_metric(value: Any) -> bool:
-    """Whether this is a metric object, as of torchmetrics."""
+    """Whether a value is a metric object, as of torchmetrics."""
     return hasattr(value, "compute") and hasattr(value, "reset")
 
 
@@ -497,7 +500,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def as_number(value: Any, name: str) -> float:
-    """Turn what `self.log` was given (number, tensor or metric object) into a number.
+    """Return a logged value (number, tensor or metric object) as a number.
 
     A metric object is computed, then reset.
     """
@@ -510,7 +513,7 @@ def as_number(value: Any, name: str) -> float:
 
 
 def check_loggable(name: str, value: Any) -> None:
-    """Raise `ConfigurationError` if this is not one number, or a metric object."""
+    """Raise `ConfigurationError` unless a value is one number or a metric object."""
     if isinstance(value, Tensor):
         if value.numel() == 1:
             return
@@ -526,28 +529,28 @@ def check_loggable(name: str, value: Any) -> None:
 
 
 def warn_of_unknown_attributes(module: nn.Module) -> None:
-    """Warn by name of attributes of `self.trainer` that the module reads and that are not there."""
+    """Warn of attributes of `self.trainer` that the module reads and a `LocalTrainer` has not."""
     names = unknown_attributes(module)
     if names:
-        told = ", ".join(f"`self.trainer.{name}`" for name in names)
+        listed = ", ".join(f"`self.trainer.{name}`" for name in names)
         warnings.warn(
-            f"{type(module).__name__} reads {told}, which local training does not have and refuses "
-            "when it comes to that. HINT: give the module what it needs when it is made.",
+            f"{type(module).__name__} reads {listed}, which local training does not have and "
+            "refuses when it comes to that. HINT: give the module what it needs when it is made.",
             FedrecWarning,
             stacklevel=3,
         )
 
 
 def unknown_attributes(module: nn.Module) -> list[str]:
-    """Return attributes of `self.trainer` that local training reads and does not have.
+    """Return the attributes of `self.trainer` that the module reads and a `LocalTrainer` has not.
 
-    The methods that local training calls, and those that they call, are looked through.
+    They are looked for in the methods that local training calls, and in the methods those call.
     """
     base = lightning_class(module)
     methods: dict[str, CodeType] = {}
-    for one in reversed(type(module).__mro__):
-        if base is not None and issubclass(one, base) and one is not base:
-            for name, value in vars(one).items():
+    for cls in reversed(type(module).__mro__):
+        if base is not None and issubclass(cls, base) and cls is not base:
+            for name, value in vars(cls).items():
                 function = value.fget if isinstance(value, property) else value
                 function = getattr(function, "__func__", function)
                 function = getattr(function, "__wrapped__", function)
@@ -556,23 +559,23 @@ def unknown_attributes(module: nn.Module) -> list[str]:
     trainer = LocalTrainer(module)
     waiting = [h for h, how in MODULE_HOOKS.items() if how in (CALLED, CALLED_ONCE)]
     seen: set[str] = set()
-    found: set[str] = set()
+    unknown: set[str] = set()
     while waiting:
         name = waiting.pop()
         if name in seen or name not in methods:
             continue
         seen.add(name)
         of_trainer, others = _attributes_read(methods[name])
-        found.update(n for n in of_trainer if not hasattr(trainer, n))
+        unknown.update(n for n in of_trainer if not hasattr(trainer, n))
         waiting.extend(others)
-    return sorted(found)
+    return sorted(unknown)
 
 
 def _attributes_read(code: CodeType) -> tuple[set[str], set[str]]:
-    """Return which attributes of a `.trainer`, and which of anything, some code reads."""
+    """Return the names of the attributes of a `.trainer`, and of any object, that code reads."""
     of_trainer: set[str] = set()
     others: set[str] = set()
-    trainers: set[str] = set()  # local variables that hold one
+    trainers: set[str] = set()  # names of local variables that hold a trainer
     before: tuple[str, Any] = ("", None)
     for step in dis.get_instructions(code):
         reads = step.opname in ("LOAD_ATTR", "LOAD_METHOD")

@@ -1,4 +1,4 @@
-"""Data: data sets, and who of the clients holds what."""
+"""Data: data sets, and how they are split over clients."""
 
 from fedrec.data.datamodule import FederatedDataModule
 from fedrec.data.digits import Digits

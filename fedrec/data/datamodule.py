@@ -1,4 +1,4 @@
-"""A data set that knows which client holds what."""
+"""The base of data modules whose training data are split over clients."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ __all__ = ["FederatedDataModule", "check_dataset", "class_labels"]
 class FederatedDataModule(pl.LightningDataModule, ABC):
     """Training data split over clients, and test data.
 
-    Write `load`; everything else follows from it. Loading and splitting happen once, on first use;
-    the split is a function of the seed, the labels and the partitioner. It is a LightningDataModule
-    of the pooled data, too, so that `pl.Trainer` can train a central model for comparison.
+    A subclass writes `load`. Loading and splitting happen once, on first use; the split is a
+    function of the seed, the labels and the partitioner. The class is also a LightningDataModule of
+    the pooled data, so that `pl.Trainer` can train a central model for comparison.
 
     Args:
         num_clients: Number of clients, at least 1.
-        partitioner: Who holds what; `None` means `IIDPartitioner()`.
+        partitioner: Splits the samples over clients; `None` for `IIDPartitioner()`.
         seed: Seed of the partition, and of the choice of the server's samples.
-        server_samples: Training samples that the server holds as clean data instead of the clients
-            (`server_dataset`). The training data are split first, then the server's samples are
-            taken away from whoever got them: no sample is in two places.
+        server_samples: Number of training samples that the server holds as clean data
+            (`server_dataset`). The training data are split first; then the server's samples are
+            taken away from the clients that hold them. No sample is in two places.
         server_beta: Concentration of the Dirichlet distribution that the label distribution of the
             server's samples is drawn from, above 0 (small: few labels); `None` draws them uniformly
             from the training data.
 
     Attributes:
         batch_size: Samples a batch of the pooled loaders; clients have batch sizes of their own.
-        synthetic: Whether the data only stand in for a real data set; results say so.
+        synthetic: Whether the data are made up and only stand in for a real data set; results of
+            such data say so.
 
     Raises:
-        ConfigurationError: If an argument is out of range, or, on first use, if `load` returns
-            something else or the data cannot be split.
+        ConfigurationError: If an argument is out of range; or, on first use, if `load` does not
+            return tensor data sets, or the data cannot be split.
 
     Examples:
         >>> class Coins(FederatedDataModule):
@@ -103,13 +104,13 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     def load(self) -> tuple[TensorDataset, TensorDataset | None]:
         """Return training and test data, each of inputs $(N, ...)$ and targets $(N, ...)$.
 
-        Targets are class labels, integers $(N,)$ or $(N, 1)$, or 0 and 1 of any type; or anything
-        else, such as numbers to regress on or several labels a sample, which a partitioner that
-        goes by labels cannot split. A subclass of TensorDataset is asked for its samples.
+        Targets are class labels if they are integers $(N,)$ or $(N, 1)$, or 0 and 1 of any type.
+        Other targets, such as numbers to regress on or several labels a sample, cannot be split by
+        a partitioner that uses labels. Samples of a subclass of TensorDataset are read one by one.
 
         Without test data (`None`) no error rate is computed.
 
-        It is called once. It must return the same data each time, in every process.
+        `load` is called once. It must return the same data in every process.
         """
 
     @staticmethod
@@ -124,29 +125,29 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
     ) -> FederatedDataModule:
         """Split the training data of any LightningDataModule over clients.
 
-        Its `prepare_data`, `setup`, `train_dataloader` and `test_dataloader` are called. Every
-        sample that the loaders give is read once and kept in memory: those that their samplers
-        choose, in the order of the data set, through their `collate_fn`. Without a test loader, the
-        validation loader takes its place, with a warning.
+        The module's `prepare_data`, `setup`, `train_dataloader` and `test_dataloader` are called.
+        Every sample that a loader's sampler chooses is read once, in the order of the data set,
+        through the loader's `collate_fn`, and kept in memory. Without a test loader, the validation
+        loader takes its place, with a warning.
 
-        Random number generators are seeded before each `setup`, so that a random split comes out
-        the same for training and for testing, and, like a random augmentation, in every process. A
-        warning counts test samples that are training samples, too.
+        Random number generators are seeded before each `setup`. So a random split is the same for
+        training and for testing, and draws are the same in every process. A warning counts test
+        samples that are also training samples.
 
-        Clients have the batch size and `drop_last` of the training loader unless
-        `Federation.from_data` says otherwise.
+        Clients have the batch size and `drop_last` of the training loader, unless
+        `Federation.from_data` is given others.
 
         Args:
             datamodule: A data module whose samples, or batches, are pairs of a tensor and labels.
             num_clients: Number of clients.
-            partitioner: Who holds what; `None` means `IIDPartitioner()`.
+            partitioner: Splits the samples over clients; `None` for `IIDPartitioner()`.
             seed: Seed of the partition and of whatever the data module draws.
-            server_samples: Training samples for the server instead of the clients.
-            server_beta: How unlike the training data those are; `None` for alike.
+            server_samples: Number of training samples for the server, see `FederatedDataModule`.
+            server_beta: Label distribution of the server's samples, see `FederatedDataModule`.
 
         Raises:
             ConfigurationError: On first use, if the loaders or samples are of another kind, a
-                sampler repeats samples, or batches are changed by hooks of the data module.
+                sampler repeats samples, or hooks of the data module change batches.
         """
         from fedrec.data.lightning import FromDataModule  # it is a subclass of this class
 
@@ -168,22 +169,23 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @cached_property
     def _labels(self) -> NDArray[np.int64]:
-        """The class of every training sample; one for all where there are no classes."""
+        """The class of every training sample; 0 for all samples if targets are no classes."""
         labels = class_labels(self._datasets[0].tensors[1])
         return np.zeros(len(self._datasets[0]), dtype=np.int64) if labels is None else labels
 
-    def _require_labels(self, what: str) -> None:
+    def _require_labels(self, user: str) -> None:
+        """Raise an error that names the user of labels, if targets are no class labels."""
         if not self.has_classes:
             targets = self._datasets[0].tensors[1]
             raise ConfigurationError(
-                f"{what} goes by class labels, but the targets of {type(self).__name__} are "
+                f"{user} goes by class labels, but the targets of {type(self).__name__} are "
                 f"{targets.dtype} of shape {tuple(targets.shape)}. HINT: class labels are integers "
                 "of shape (N,); `IIDPartitioner`, `QuantitySkew` and `ByUser` split any data."
             )
 
     @cached_property
     def _of_server(self) -> NDArray[np.int64]:
-        """Which of the loaded training samples the server holds."""
+        """Indices of the loaded training samples that the server holds."""
         labels = self._labels
         if self.server_beta is not None:
             self._require_labels(f"`server_beta={self.server_beta}`")
@@ -199,32 +201,32 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         train = self._datasets[0]
         if self.server_samples == 0:
             return train
-        held = np.ones(len(train), dtype=bool)
-        held[self._of_server] = False
-        return _rows(train, np.flatnonzero(held))
+        of_clients = np.ones(len(train), dtype=bool)
+        of_clients[self._of_server] = False
+        return _rows(train, np.flatnonzero(of_clients))
 
     @cached_property
     def server_dataset(self) -> TensorDataset | Subset[Any] | None:
-        """The clean data at the server, of no client; `None` without `server_samples`."""
+        """The clean data at the server, which no client holds; `None` without `server_samples`."""
         if self.server_samples == 0:
             return None
         return _rows(self._datasets[0], self._of_server)
 
     @cached_property
     def partition(self) -> Partition:
-        """Who of the clients holds which training samples; `plot()` draws it."""
+        """The training samples of every client; `plot()` draws them."""
         if self.partitioner.needs_labels:
             self._require_labels(repr(self.partitioner))
         labels = self._labels
         generator = numpy_generator(self.seed, "partition")
         parts = self.partitioner(labels, self.num_clients, generator)
         if self.server_samples:
-            # Split before, so that a partitioner that names samples by position stays right.
-            held = np.ones(len(labels), dtype=bool)
-            held[self._of_server] = False
-            position = np.cumsum(held) - 1
-            parts = [position[part[held[part]]] for part in parts]
-            labels = labels[held]
+            # All samples were split, so that a partitioner may name samples by their position.
+            of_clients = np.ones(len(labels), dtype=bool)
+            of_clients[self._of_server] = False
+            position = np.cumsum(of_clients) - 1
+            parts = [position[part[of_clients[part]]] for part in parts]
+            labels = labels[of_clients]
             self._check_sizes(parts)
         return Partition(self.client_ids, parts, labels)
 
@@ -245,7 +247,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @property
     def client_ids(self) -> tuple[str, ...]:
-        """`client-00`, `client-01`, ...: zero-padded, so that their order is the alphabet's."""
+        """`client-00`, `client-01`, ...: zero-padded, so that they sort by their numbers."""
         width = len(str(self.num_clients - 1))
         return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
 
@@ -262,8 +264,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
             ConfigurationError: If targets are no class labels.
         """
         self._require_labels("`num_classes`")
-        there = [dataset for dataset in self._datasets if dataset is not None]
-        return 1 + max(int(dataset.tensors[1].max()) for dataset in there)
+        datasets = [dataset for dataset in self._datasets if dataset is not None]
+        return 1 + max(int(dataset.tensors[1].max()) for dataset in datasets)
 
     @property
     def has_classes(self) -> bool:
@@ -272,12 +274,12 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @property
     def client_batch_size(self) -> int | None:
-        """Batch size of clients where no other is asked for; `None` for the full batch."""
+        """Default batch size of clients; `None` for the full batch."""
         return None
 
     @property
     def client_drop_last(self) -> bool:
-        """Whether clients leave out a smaller last batch where nothing else is asked for."""
+        """Whether clients leave out a smaller last batch by default."""
         return False
 
     def client_datasets(self) -> dict[str, TensorDataset | Subset[Any]]:
@@ -320,7 +322,7 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
 
 def class_labels(targets: Tensor) -> NDArray[np.int64] | None:
-    """Return the class of every sample, shape $(N,)$; `None` if targets are something else."""
+    """Return the class of every sample, shape $(N,)$; `None` if targets are no class labels."""
     if targets.numel() != len(targets):
         return None
     flat = targets.detach().flatten()
@@ -332,8 +334,8 @@ def class_labels(targets: Tensor) -> NDArray[np.int64] | None:
 def _rows(
     dataset: TensorDataset | Subset[Any], index: NDArray[np.integer[Any]]
 ) -> TensorDataset | Subset[Any]:
-    """Return some of the samples of a data set."""
-    # A subclass may do something to its samples in `__getitem__`.
+    """Return some samples of a data set."""
+    # A subclass of `TensorDataset` may change samples in its `__getitem__`.
     if type(dataset) is not TensorDataset:
         return Subset(dataset, index.tolist())
     rows = torch.from_numpy(index)
@@ -341,16 +343,19 @@ def _rows(
 
 
 def check_dataset(source: str, dataset: object) -> None:
-    """Raise unless this is a non-empty TensorDataset of inputs and targets."""
-    found: object = type(dataset).__name__
+    """Raise `ConfigurationError` unless a data set has tensors of inputs and targets, and samples.
+
+    `source` names the function that gave the data set.
+    """
+    form: object = type(dataset).__name__
     if isinstance(dataset, TensorDataset):
-        found = [(t.dtype, tuple(t.shape)) for t in dataset.tensors]
+        form = [(t.dtype, tuple(t.shape)) for t in dataset.tensors]
         if len(dataset.tensors) == 2 and len(dataset) > 0:
             labels = class_labels(dataset.tensors[1])
             if labels is None or int(labels.min()) >= 0:
                 return
-            found = f"label {int(labels.min())}"
+            form = f"label {int(labels.min())}"
     raise ConfigurationError(
         f"Expected {source} to give a TensorDataset with inputs (N, ...) and targets (N, ...), "
-        f"class labels of 0 or more among them, N >= 1, but got {found}."
+        f"class labels of 0 or more among them, N >= 1, but got {form}."
     )

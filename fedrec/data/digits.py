@@ -17,17 +17,17 @@ __all__ = ["Digits"]
 class Digits(FederatedDataModule):
     """1,797 images of handwritten digits, 8 by 8 pixels, that come with scikit-learn.
 
-    Small and always there: the data set for quick starts and tests. Pixels are in [0, 1], images
-    have shape $(1, 8, 8)$. Which samples are test data depends on `test_fraction` alone, so that
+    The data set for quick starts and tests: small, and installed with fedrec. Pixels are in [0, 1],
+    images have shape $(1, 8, 8)$. The choice of test data depends on `test_fraction` only, so that
     runs with different seeds are tested on the same images.
 
     Args:
         num_clients: Number of clients.
-        partitioner: Who holds what; `None` means `IIDPartitioner()`.
+        partitioner: Splits the samples over clients; `None` for `IIDPartitioner()`.
         test_fraction: Fraction of the samples kept for testing, in (0, 1).
         seed: Seed of the partition, and of the choice of the server's samples.
-        server_samples: Training samples that the server holds instead of the clients.
-        server_beta: How unlike the training data those are; see `FederatedDataModule`.
+        server_samples: Number of training samples for the server, see `FederatedDataModule`.
+        server_beta: Label distribution of the server's samples, see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -72,11 +72,11 @@ class Digits(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """The ten digits."""
+        """10."""
         return 10
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Read the images and put the test samples aside."""
+        """Return training and test images with their labels."""
         from sklearn.datasets import load_digits  # takes a second to import
 
         pixels, labels = load_digits(return_X_y=True)

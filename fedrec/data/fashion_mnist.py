@@ -12,18 +12,17 @@ __all__ = ["FashionMNIST"]
 class FashionMNIST(MNIST):
     """60,000 training and 10,000 test images of clothes, 28 by 28 pixels, 10 classes.
 
-    Its files bear the names of MNIST's: put them into `root/fashion_mnist`
-    (`root/FashionMNIST/raw` and `root` itself are looked at, too). Everything else is as for
-    `MNIST`.
+    The files have the same names as those of MNIST: put them into `root/fashion_mnist`
+    (`root/FashionMNIST/raw` and `root` itself are searched, too). Everything else is as in `MNIST`.
 
     Args:
         root: Data folder; `None` means the environment variable `FEDREC_DATA`, else `./data`.
         num_clients: Number of clients.
-        partitioner: Who holds what; `None` means `IIDPartitioner()`.
+        partitioner: Splits the samples over clients; `None` for `IIDPartitioner()`.
         seed: Seed of the partition, and of the choice of `max_samples` and the server's samples.
         max_samples: Keep this many training samples at most, drawn at random; `None` keeps all.
-        server_samples: Training samples that the server holds instead of the clients.
-        server_beta: How unlike the training data those are; see `FederatedDataModule`.
+        server_samples: Number of training samples for the server, see `FederatedDataModule`.
+        server_beta: Label distribution of the server's samples, see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range, or, on loading, if a file is missing or

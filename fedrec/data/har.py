@@ -44,27 +44,29 @@ class _Samples(NamedTuple):
 class HAR(FederatedDataModule):
     r"""10,299 windows of smartphone signals of 30 people, 561 features each, 6 activities.
 
-    The training and test data of the UCI repository are put together and split anew: of every
-    person's $m$ samples, $\lceil 0.75\, m \rceil$ chosen at random are training data, and the rest,
-    of all people together, are the test data. By default every person is a client, in the order of
-    their numbers. Features are used as shipped; activities 1 to 6 are labels 0 to 5.
+    The training and test data of the UCI repository are put together and split anew. Of every
+    person's $m$ samples, $\lceil 0.75\, m \rceil$ are chosen at random as training data; the
+    remaining samples of all people are the test data. By default every person is a client, in the
+    order of their numbers. Features are used as shipped; activities 1 to 6 are labels 0 to 5.
 
     Nothing is downloaded: put `UCI HAR Dataset.zip`, or the folder in it, into `root/har` (`root`
-    itself is looked at, too). The archive that the repository hands out has that one inside, and
-    may be put there as it is, named `human+activity+recognition+using+smartphones.zip`.
+    itself is searched, too). The repository's download,
+    `human+activity+recognition+using+smartphones.zip`, has this archive inside, and may be put
+    there as it is.
 
     Args:
         root: Data folder; `None` means the environment variable `FEDREC_DATA`, else `./data`.
         num_clients: Number of clients; with fewer than 30, a client stands for several people.
-        partitioner: Who holds what; `None` means every person's samples stay together (`ByUser`).
+        partitioner: Splits the samples over clients; `None` keeps every person's samples together
+            (`ByUser`).
         seed: Seed of the choice of training samples, of the partition, and of the choice of the
             server's samples.
-        server_samples: Training samples that the server holds instead of the clients.
-        server_beta: How unlike the training data those are; see `FederatedDataModule`.
+        server_samples: Number of training samples for the server, see `FederatedDataModule`.
+        server_beta: Label distribution of the server's samples, see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range, or, on loading, if a file is missing or
-            has something else in it.
+            does not hold samples of HAR.
 
     References:
         - Anguita et al., A Public Domain Dataset for Human Activity Recognition Using Smartphones,
@@ -101,21 +103,21 @@ class HAR(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Walking, walking upstairs, walking downstairs, sitting, standing, laying."""
+        """6: walking, walking upstairs, walking downstairs, sitting, standing, laying."""
         return 6
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
         """Read the six files and split every person's samples."""
-        everything = _read(self._find())
-        is_train = np.zeros(len(everything.people), dtype=bool)
-        for person in np.unique(everything.people).tolist():
-            samples = np.flatnonzero(everything.people == person)
+        samples = _read(self._find())
+        is_train = np.zeros(len(samples.people), dtype=bool)
+        for person in np.unique(samples.people).tolist():
+            rows = np.flatnonzero(samples.people == person)
             draw = numpy_generator(self.seed, "train-samples", client_id=str(person))
-            is_train[draw.permutation(samples)[: -(-3 * len(samples) // 4)]] = True
+            is_train[draw.permutation(rows)[: -(-3 * len(rows) // 4)]] = True
         if self._by_person:
-            self.partitioner = ByUser(users=everything.people[is_train].tolist())
-        inputs = torch.from_numpy(everything.inputs)
-        labels = torch.from_numpy(everything.labels - 1)
+            self.partitioner = ByUser(users=samples.people[is_train].tolist())
+        inputs = torch.from_numpy(samples.inputs)
+        labels = torch.from_numpy(samples.labels - 1)
         return (
             TensorDataset(inputs[is_train], labels[is_train]),
             TensorDataset(inputs[~is_train], labels[~is_train]),
@@ -150,7 +152,7 @@ class HAR(FederatedDataModule):
 
 
 def _open(archive: Path) -> zipfile.Path:
-    """Return the folder in an archive, or in the archive in it."""
+    """Return the folder of the files in an archive, or in the archive inside it."""
     try:
         inside = zipfile.Path(archive)
         if archive.name == _OUTER:
@@ -190,7 +192,7 @@ def _read(place: _Place) -> _Samples:
 
 
 def _numbers(file: _Place, dtype: type[np.generic], columns: int) -> NDArray[Any]:
-    """Read a table with this many columns; every number is finite."""
+    """Read a table of finite numbers with `columns` columns."""
     problem: object
     try:
         with warnings.catch_warnings():

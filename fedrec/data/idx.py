@@ -23,8 +23,8 @@ def read_idx(path: str | Path) -> NDArray[Any]:
     """Read an array from an IDX file, plain or gzipped.
 
     An IDX file is two zero bytes, a byte for the type, a byte for the number of dimensions, the
-    dimensions as big-endian 32-bit integers, then the values. Whether it is gzipped is seen from
-    its content, not from its name.
+    dimensions as big-endian 32-bit integers, then the values. A gzipped file is recognised by its
+    content, not by its name.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""The data of a LightningDataModule, split over clients."""
+"""Splitting the data of any LightningDataModule over clients."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from torch.utils.data import (
 )
 
 from fedrec.clients.batches import check_map_style, form_of
+from fedrec.clients.generators import generators_restored
 from fedrec.clients.hooks import check_datamodule
-from fedrec.clients.local import generators_restored
 from fedrec.data.datamodule import FederatedDataModule, check_dataset
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
@@ -45,7 +45,7 @@ _TARGETS = (*_ARRAYS, np.number, np.bool_, int, float)
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """What a loader gave, and which samples of which data set that was."""
+    """The samples that a loader gives, with the loader and their indices in its data set."""
 
     data: TensorDataset
     loader: DataLoader[Any]
@@ -53,7 +53,7 @@ class _Read:
 
 
 class FromDataModule(FederatedDataModule):
-    """The data of another data module; `FederatedDataModule.from_datamodule` makes one."""
+    """The data of another data module; made by `FederatedDataModule.from_datamodule`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class FromDataModule(FederatedDataModule):
             server_samples=server_samples,
             server_beta=server_beta,
         )
-        # Not isinstance: a data module of `lightning.pytorch` is as good, but another class.
+        # Checked by methods, not by class: a data module of `lightning.pytorch` will do, too.
         needed = ("prepare_data", "setup", "train_dataloader", "test_dataloader")
         usable = all(callable(getattr(datamodule, name, None)) for name in needed)
         if not usable or isinstance(datamodule, type):
@@ -81,14 +81,14 @@ class FromDataModule(FederatedDataModule):
         self.datamodule = datamodule
 
     def load(self) -> tuple[TensorDataset, TensorDataset | None]:
-        """Read the other data module's loaders."""
+        """Return the samples of the other data module's loaders."""
         return self._read[0].data, None if self._read[1] is None else self._read[1].data
 
     @property
     def client_batch_size(self) -> int | None:
-        """Batch size of the training loader; `None` if its batches have none in common."""
+        """Batch size of the training loader; `None` if its batches have different sizes."""
         loader = self._read[0].loader
-        # A batch sampler of the user's own may have no size, or one of each batch.
+        # A user's batch sampler may have no `batch_size`, or a list of sizes.
         size = getattr(loader.batch_sampler, "batch_size", None)
         return size if isinstance(size, int) else None
 
@@ -116,7 +116,7 @@ class FromDataModule(FederatedDataModule):
         return train, test
 
     def _read_test_loader(self) -> _Read | None:
-        """Read the test loader; without one, the validation loader; without that, nothing."""
+        """Read the test loader, or else the validation loader; `None` if there is neither."""
         if self._writes("test_dataloader"):
             self._setup("test")
             test = self._read_loader("test_dataloader")
@@ -146,7 +146,7 @@ class FromDataModule(FederatedDataModule):
             ) from error
 
     def _setup(self, stage: str) -> None:
-        # Each stage by itself, since a split in `setup` is drawn anew in each.
+        # Seeded for each stage: a random split in `setup` has to be the same in all stages.
         self._seed()
         self.datamodule.setup(stage)
 
@@ -160,13 +160,13 @@ class FromDataModule(FederatedDataModule):
         return f"{type(self.datamodule).__name__}.{method}"
 
     def _writes(self, method: str) -> bool:
-        """Whether a method is written by the user, and not Lightning's own empty one."""
-        found: Any = getattr(self.datamodule, method, None)
-        # By name: a data module of `lightning.pytorch` inherits from other classes.
-        return callable(found) and not found.__module__.endswith(".core.hooks")
+        """Whether the data module has its own version of a method, not Lightning's empty one."""
+        own: Any = getattr(self.datamodule, method, None)
+        # Compared by module name: a data module of `lightning.pytorch` has other base classes.
+        return callable(own) and not own.__module__.endswith(".core.hooks")
 
     def _read_loader(self, name: str) -> _Read | None:
-        """Read every sample behind a loader into memory; `None` if there is no loader."""
+        """Read every sample of a loader into memory; return `None` if there is no loader."""
         method = self._named(name)
         if not self._writes(name):
             raise ConfigurationError(f"Cannot call {method}. HINT: write this method.")
@@ -195,25 +195,25 @@ class FromDataModule(FederatedDataModule):
                 inputs, labels = inputs[index], labels[index]
         else:
             inputs, labels = _stacked(method, [dataset[i] for i in indices])
-        # Of any integers torch's losses take int64 alone.
+        # torch's losses take no integer type but int64.
         labels = labels if labels.is_floating_point() else labels.long()
-        # They are kept; what they were computed from is not.
-        found = TensorDataset(*(t if t.is_leaf else t.detach() for t in (inputs, labels)))
-        check_dataset(method, found)
-        return _Read(found, loader, indices)
+        # Detached, so that the graphs they were computed by are not kept in memory.
+        data = TensorDataset(*(t if t.is_leaf else t.detach() for t in (inputs, labels)))
+        check_dataset(method, data)
+        return _Read(data, loader, indices)
 
     def _warn_of_overlap(self, train: _Read, test: _Read) -> None:
-        """Warn if test samples are training samples: the same ones if that shows, else equal."""
-        (one, of_train), (other, of_test) = _origins(train), _origins(test)
-        if one is other:
-            shared, what = len(set(of_test) & set(of_train)), "are training samples, too"
+        """Warn if test samples are training samples: by index in one data set, or by content."""
+        (train_dataset, of_train), (test_dataset, of_test) = _origins(train), _origins(test)
+        if train_dataset is test_dataset:
+            shared, relation = len(set(of_test) & set(of_train)), "are training samples, too"
         else:
-            known, what = set(_contents(train.data)), "equal training samples"
+            known, relation = set(_contents(train.data)), "equal training samples"
             shared = sum(content in known for content in _contents(test.data))
         if shared:
             warnings.warn(
                 f"{shared} of the {len(test.data)} test samples of "
-                f"{type(self.datamodule).__name__} {what}: the test error says little about "
+                f"{type(self.datamodule).__name__} {relation}: the test error says little about "
                 "samples that were not trained on.",
                 FedrecWarning,
                 stacklevel=2,
@@ -221,10 +221,10 @@ class FromDataModule(FederatedDataModule):
 
 
 def _selected(method: str, loader: DataLoader[Any]) -> Sequence[int]:
-    """Return which samples a loader gives, in the order of its data set."""
+    """Return the indices of the samples that a loader gives, in the order of its data set."""
     size = len(loader.dataset)  # type: ignore[arg-type]
     sampler: Any = loader.sampler
-    if type(loader.batch_sampler) is not BatchSampler:  # one of the user's own
+    if type(loader.batch_sampler) is not BatchSampler:  # a class of the user's
         sampler = loader.batch_sampler
         given: Iterator[Any] = (i for batch in sampler for i in batch)
     elif type(sampler) in (SequentialSampler, RandomSampler) and len(sampler) == size:
@@ -235,20 +235,20 @@ def _selected(method: str, loader: DataLoader[Any]) -> Sequence[int]:
         given = iter(sampler.indices)
     else:
         given = iter(sampler)
-    # One that draws with replacement may give each sample once by chance, in this pass.
+    # A sampler that draws with replacement is refused even if this pass repeats no sample.
     draws = getattr(sampler, "replacement", False) or isinstance(sampler, WeightedRandomSampler)
-    found = [] if draws else [int(i) for i in islice(given, size)]
-    if not found or len(set(found)) < len(found) or next(given, None) is not None:
+    indices = [] if draws else [int(i) for i in islice(given, size)]
+    if not indices or len(set(indices)) < len(indices) or next(given, None) is not None:
         raise ConfigurationError(
             f"Expected the {type(sampler).__name__} of {method} to give one or more samples, each "
             "at most once, since a client has a sample or has it not. HINT: use a sampler without "
             "replacement; `shuffle=True` is one."
         )
-    return sorted(found)
+    return sorted(indices)
 
 
 def _stacked(method: str, samples: list[Any]) -> tuple[Tensor, Tensor]:
-    """Make two tensors of pairs."""
+    """Return the inputs and the targets of pairs as two tensors."""
     for sample in samples:
         pair = type(sample) in (tuple, list) and len(sample) == 2
         if not pair or not isinstance(sample[0], _ARRAYS) or not isinstance(sample[1], _TARGETS):
@@ -270,7 +270,7 @@ def _stacked(method: str, samples: list[Any]) -> tuple[Tensor, Tensor]:
 def _uncollated(
     method: str, loader: DataLoader[Any], indices: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Read samples in batches, through the loader's `collate_fn`, and put the batches together."""
+    """Return inputs and labels, read in batches through the loader's `collate_fn` and joined."""
     dataset: Any = loader.dataset
     inputs, labels = [], []
     size = getattr(loader.batch_sampler, "batch_size", None)
@@ -300,7 +300,7 @@ def _uncollated(
 
 
 def _origins(read: _Read) -> tuple[object, Sequence[int]]:
-    """Return the data set that samples are from, and where in it they are."""
+    """Return the data set that samples come from, below any `Subset`, and their indices in it."""
     dataset: Any = read.loader.dataset
     indices = list(read.indices)
     while type(dataset) is Subset:
@@ -310,7 +310,7 @@ def _origins(read: _Read) -> tuple[object, Sequence[int]]:
 
 
 def _contents(data: TensorDataset) -> Iterator[bytes]:
-    """Yield what tells samples apart: their values, shapes and types."""
+    """Yield a hash of every sample's values, shapes and types."""
     arrays = [tensor.detach().cpu().contiguous().numpy() for tensor in data.tensors]
     form = repr([(array.dtype, array.shape[1:]) for array in arrays]).encode()
     for row in zip(*arrays, strict=True):

@@ -28,18 +28,18 @@ _TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 class MNIST(FederatedDataModule):
     """60,000 training and 10,000 test images of handwritten digits, 28 by 28 pixels.
 
-    Pixels are divided by 255 and nothing else; images have shape $(1, 28, 28)$. Nothing is
-    downloaded: put the four IDX files, gzipped or not, into `root/mnist` (`root/MNIST/raw` and
-    `root` itself are looked at, too).
+    Pixels are divided by 255, without any other normalisation; images have shape $(1, 28, 28)$.
+    Nothing is downloaded: put the four IDX files, gzipped or not, into `root/mnist`
+    (`root/MNIST/raw` and `root` itself are searched, too).
 
     Args:
         root: Data folder; `None` means the environment variable `FEDREC_DATA`, else `./data`.
         num_clients: Number of clients.
-        partitioner: Who holds what; `None` means `IIDPartitioner()`.
+        partitioner: Splits the samples over clients; `None` for `IIDPartitioner()`.
         seed: Seed of the partition, and of the choice of `max_samples` and the server's samples.
         max_samples: Keep this many training samples at most, drawn at random; `None` keeps all.
-        server_samples: Training samples that the server holds instead of the clients.
-        server_beta: How unlike the training data those are; see `FederatedDataModule`.
+        server_samples: Number of training samples for the server, see `FederatedDataModule`.
+        server_beta: Label distribution of the server's samples, see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range, or, on loading, if a file is missing or
@@ -82,11 +82,11 @@ class MNIST(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Ten."""
+        """10."""
         return 10
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Read the four files."""
+        """Return training and test images with their labels, read from the four files."""
         files = self._find()
         images, labels = self._read(files, _TRAIN)
         if self.max_samples is not None:
@@ -99,15 +99,15 @@ class MNIST(FederatedDataModule):
         root = data_root(self.root)
         missing: list[list[str]] = []
         for folder in self.folders:
-            found = {}
+            paths = {}
             for name in _TRAIN + _TEST:
                 candidates = (root / folder / f"{name}.gz", root / folder / name)
                 path = next((path for path in candidates if path.is_file()), None)
                 if path is not None:
-                    found[name] = path
-            if len(found) == 4:
-                return found
-            missing.append([name for name in _TRAIN + _TEST if name not in found])
+                    paths[name] = path
+            if len(paths) == 4:
+                return paths
+            missing.append([name for name in _TRAIN + _TEST if name not in paths])
         nearest = min(range(len(missing)), key=lambda i: len(missing[i]))
         raise ConfigurationError(
             expected(
@@ -141,10 +141,10 @@ class MNIST(FederatedDataModule):
         return images, labels
 
 
-def _check(path: Path, array: NDArray[Any], fits: bool, what: str) -> None:
+def _check(path: Path, array: NDArray[Any], fits: bool, requirement: str) -> None:
     if array.dtype != np.uint8 or not fits:
         raise ConfigurationError(
-            f"Expected `{path}` to hold {what}, one byte each, "
+            f"Expected `{path}` to hold {requirement}, one byte each, "
             f"but got {array.dtype} of shape {array.shape}."
         )
 

@@ -1,4 +1,4 @@
-"""Purchase: 100 styles of buying, and a synthetic stand-in of the same shape."""
+"""Purchase: records of what customers bought, and a synthetic stand-in of the same shape."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FEATURES, _CLASSES = 600, 100
 _RECORDS, _TRAIN = 197_324, 180_000
 _NAMES = ("dataset_purchase", "dataset_purchase.csv", "purchase100.npz")
 
-# How far the classes of the stand-in lie apart, and how unequal they are in size.
+# The distance between the classes of the stand-in, and the spread of their sizes.
 _SIGNAL, _IMBALANCE = 0.45, 0.6
 
 
 class _Records(FederatedDataModule):
-    """Records of binary features: kept as bytes, handed out to clients as float32."""
+    """A data set of binary features, kept as bytes and given to clients as float32."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class _Records(FederatedDataModule):
 
     @property
     def num_classes(self) -> int:
-        """A hundred."""
+        """100."""
         return _CLASSES
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Get the records, and choose those to train on at random."""
+        """Return training and test records; training records are chosen at random."""
         features, labels = self.records()
         if len(labels) <= self.num_train:
             raise ConfigurationError(
@@ -82,7 +82,7 @@ class _Records(FederatedDataModule):
 
     @cached_property
     def server_dataset(self) -> TensorDataset | None:
-        """The clean data at the server, of no client; `None` without `server_samples`."""
+        """The clean data at the server, which no client holds; `None` without `server_samples`."""
         dataset = super().server_dataset
         return None if dataset is None else _floats(dataset)
 
@@ -100,10 +100,10 @@ class Purchase(_Records):
     """197,324 records of what customers bought, 600 binary features, 100 classes.
 
     180,000 records chosen at random are training data, the others test data. Nothing is downloaded:
-    put `dataset_purchase`, as distributed for membership inference (a line a record: the class from
-    1 to 100, then 600 times 0 or 1, with commas between), or `purchase100.npz` (`features` and
-    `labels`, the labels as numbers from 0 or one-hot) into `root/purchase` (`root` itself is looked
-    at, too). Other files named Purchase have other classes, often made by clustering anew.
+    put one of two files into `root/purchase` (`root` itself is searched, too). `dataset_purchase`,
+    as distributed for membership inference, has a line a record: the class from 1 to 100, then 600
+    times 0 or 1, with commas between. `purchase100.npz` has arrays `features` and `labels`, the
+    labels as numbers from 0 or one-hot. Other files named Purchase have other classes.
 
     Features are kept as bytes (118 MB) and become float32 (432 MB) on the clients.
 
@@ -114,12 +114,12 @@ class Purchase(_Records):
         seed: Seed of the choice of training records, of the partition, and of the choice of the
             server's records.
         num_train: Records to train on; the others are for testing.
-        server_samples: Training records that the server holds instead of the clients.
-        server_beta: How unlike the training data those are; see `FederatedDataModule`.
+        server_samples: Number of training records for the server, see `FederatedDataModule`.
+        server_beta: Label distribution of the server's records, see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range, or, on loading, if the file is missing
-            or has something else in it.
+            or does not hold records of Purchase.
 
     References:
         - Shokri et al., Membership Inference Attacks Against Machine Learning Models, IEEE S&P
@@ -154,7 +154,7 @@ class Purchase(_Records):
         self.root = root
 
     def records(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Read the file."""
+        """Return the records of the file."""
         root = data_root(self.root)
         paths = [folder / name for folder in (root / "purchase", root) for name in _NAMES]
         path = next((path for path in paths if path.is_file()), None)
@@ -182,11 +182,11 @@ class Purchase(_Records):
 class PurchaseSynthetic(_Records):
     r"""A synthetic stand-in for `Purchase`, of the same shape: not real data.
 
-    For where the file of Purchase is not at hand. Results say that they are on synthetic data, and
-    tell nothing about Purchase itself. A record of class $c$ has feature $j$ with probability
-    $\sigma(a_j + 0.45\, z_{cj})$, independently, where the popularity $a_j \sim N(-1.5, 1)$ of a
-    feature and the taste $z_{cj} \sim N(0, 1)$ of a class are drawn once; the sizes of the classes
-    are proportional to $\exp(0.6\, N(0, 1))$. The records are the same for every seed.
+    Use it where the file of Purchase is not at hand. Results say that the data are synthetic; they
+    do not apply to Purchase itself. A record of class $c$ has feature $j$ with probability
+    $\sigma(a_j + 0.45\, z_{cj})$, independently. The popularity $a_j \sim N(-1.5, 1)$ of a feature
+    and the taste $z_{cj} \sim N(0, 1)$ of a class are drawn once. The sizes of the classes are
+    proportional to $\exp(0.6\, N(0, 1))$. The records are the same for every seed.
 
     Args:
         num_clients: Number of clients.
@@ -194,9 +194,9 @@ class PurchaseSynthetic(_Records):
         seed: Seed of the choice of training records, of the partition, and of the choice of the
             server's records.
         num_train: Records to train on; the others are for testing.
-        num_records: Records in all. Fewer are the first of more.
-        server_samples: Training records that the server holds instead of the clients.
-        server_beta: How unlike the training data those are; see `FederatedDataModule`.
+        num_records: Records in all. A smaller number gives the first records of a larger one.
+        server_samples: Number of training records for the server, see `FederatedDataModule`.
+        server_beta: Label distribution of the server's records, see `FederatedDataModule`.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -269,23 +269,24 @@ def _read_lines(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def _read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            given, labels = archive["features"], archive["labels"]
+            stored, labels = archive["features"], archive["labels"]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise _other(path, f"no arrays `features` and `labels` ({error})") from error
     if labels.ndim == 2 and labels.shape[1] == _CLASSES and (labels.sum(axis=1) == 1).all():
         labels = labels.argmax(axis=1)
-    features = given.astype(np.uint8)
-    if given.dtype.kind not in "buif" or labels.dtype.kind not in "iu":
-        raise _other(path, f"features of {given.dtype} and labels of {labels.dtype}")
-    if not np.array_equal(features, given):
+    features = stored.astype(np.uint8)
+    if stored.dtype.kind not in "buif" or labels.dtype.kind not in "iu":
+        raise _other(path, f"features of {stored.dtype} and labels of {labels.dtype}")
+    if not np.array_equal(features, stored):
         raise _other(path, "features that are neither 0 nor 1")
     return features, labels.astype(np.int64)
 
 
-def _other(path: Path, found: str) -> ConfigurationError:
+def _other(path: Path, content: str) -> ConfigurationError:
+    """Return the error for a file with other content than records of Purchase."""
     return ConfigurationError(
         f"Expected `{path}` to hold records of a class, of {_CLASSES}, and {_FEATURES} features of "
-        f"0 or 1, but got {found}. HINT: use the file with 600 features and 100 classes."
+        f"0 or 1, but got {content}. HINT: use the file with 600 features and 100 classes."
     )
 
 

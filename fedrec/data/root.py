@@ -1,4 +1,4 @@
-"""Where data sets look for their files."""
+"""The folder in which data sets look for their files."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def check_root(root: object) -> None:
 
 
 def data_root(root: str | os.PathLike[str] | None) -> Path:
-    """Return `root`; for `None` the folder that FEDREC_DATA names, or `data`."""
+    """Return `root`; if it is `None`, the folder that FEDREC_DATA names, or else `data`."""
     return Path(root or os.environ.get("FEDREC_DATA") or "data")

@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedrec.clients.batches import is_plain
+from fedrec.clients.generators import random_numbers
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import random_numbers
 from fedrec.types import RoundContext
 
 __all__ = ["CannotJoinError", "ClientData"]

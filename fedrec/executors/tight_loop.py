@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.batches import failures_explained
-from fedrec.clients.held_generators import held_restored
-from fedrec.clients.local import (
-    LogMeans,
-    clear_gradients,
-    generators_restored,
-    gradients_of,
-    scaled,
-    seed_generators,
-)
+from fedrec.clients.generators import generators_restored, held_restored, seed_generators
+from fedrec.clients.local import LogMeans, clear_gradients, gradients_of, scaled
 from fedrec.executors.cohort import Cohort
 
 __all__ = ["train_in_a_loop"]

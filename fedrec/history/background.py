@@ -15,17 +15,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from fedrec.history.base import HistoryStore
-from fedrec.history.conversion import is_small
 from fedrec.history.view import HistoryView
 from fedrec.types import RoundRecord
 
 __all__ = ["BackgroundWriter", "RoundReader", "read_ahead"]
 
-# As a niceness: a tenth of the time of one that computes where both want the same processor.
+# Niceness: a tenth of the time of a thread that computes on the same processor.
 _NICER = 10
-# Rounds that are not yet stored, and their bytes, if it is more than one.
+# The most rounds that wait to be stored, and their most bytes if there are several.
 _MOST_ROUNDS = 8
 _MOST_BYTES = 2**22
+# Bytes of updates: reading fewer is more work for Python than for the disk.
+_WORTH_A_THREAD = 2**20
 
 
 class BackgroundWriter:
@@ -53,20 +54,21 @@ class BackgroundWriter:
             self._history.write_round(record)
             return
         size = record.updates.nbytes
-        while self._waiting and (self._waiting[0][0].done() or not self._has_room(size)):
+        room = _MOST_BYTES - size - sum(size for _, size in self._waiting)
+        while self._waiting:
+            first, first_size = self._waiting[0]
+            if not first.done() and len(self._waiting) < _MOST_ROUNDS and room >= 0:
+                break
             self._finish_first()
+            room += first_size
         self._waiting.append((self._thread.submit(self._history.write_round, record), size))
-
-    def _has_room(self, size: int) -> bool:
-        waiting = sum(size for _, size in self._waiting)
-        return len(self._waiting) < _MOST_ROUNDS and waiting + size <= _MOST_BYTES
 
     def _finish_first(self) -> None:
         first, _ = self._waiting.popleft()
         try:
             first.result()
         except BaseException:
-            # The others were to come behind it, and are refused.
+            # The rounds behind it are refused by the store: they are not the next.
             concurrent.futures.wait(future for future, _ in self._waiting)
             self._waiting.clear()
             raise
@@ -91,7 +93,7 @@ class BackgroundWriter:
 def _give_way() -> None:
     """Let this thread, and those that it starts, have the processors when nobody computes.
 
-    All processors compute a round: one that is taken for encoding holds up the others.
+    All processors compute a round: if encoding takes one of them, the others wait for it.
     """
     if sys.platform == "linux":  # elsewhere it would be the whole process
         thread = threading.get_native_id()
@@ -103,7 +105,7 @@ def _give_way() -> None:
 class RoundReader:
     """Reads the rounds of a recovery, each once, and the next one ahead of time.
 
-    Only what is asked for is read: the next round is fetched when this one was asked for.
+    When a round is asked for, the one after it is fetched, and no other.
 
     Args:
         history: The recording; updates of clients that do not remain are never read.
@@ -124,12 +126,12 @@ class RoundReader:
         """Return round `t` with what is kept of its cohort; its tensors must not be changed."""
         if self._current is not None and self._current.round == t:
             return self._current
-        self._current = None  # its memory may be needed for the next one
+        self._current = None  # its memory may be needed for the next round
         ahead, self._ahead = self._ahead, None
         record = ahead[1].result() if ahead is not None and ahead[0] == t else self._read(t)
         self._current = record
         following = self._next.get(t)
-        if following is not None and not is_small(record):
+        if following is not None and record.updates.nbytes >= _WORTH_A_THREAD:
             self._ahead = following, self._thread.submit(self._read, following)
         return record
 

@@ -121,17 +121,9 @@ class HistoryStore(ABC):
             ShapeError: If a shape or dtype differs from the manifest's.
             HistoryFullError: If there is no room; all earlier rounds are intact.
         """
-        self.append(self.to_arrays(record))
-
-    def to_arrays(self, record: RoundRecord) -> RoundArrays:
-        """Return a round as what `append` takes, sharing its memory where that is possible.
-
-        Raises:
-            ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
-        """
         from fedrec.history.conversion import to_arrays
 
-        return to_arrays(record)
+        self.append(to_arrays(record))
 
     def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
         """Read a round; the result owns its memory.

@@ -12,15 +12,7 @@ from fedrec.exceptions import ShapeError
 from fedrec.history.rounds import RoundArrays
 from fedrec.types import CohortUpdates, RoundRecord
 
-__all__ = ["is_small", "to_array", "to_arrays", "to_record"]
-
-# Of a smaller round more time is spent in Python than in copying.
-_SMALL = 2**20
-
-
-def is_small(record: RoundRecord) -> bool:
-    """Tell whether a round is not worth a thread of its own to encode or to read it."""
-    return record.updates.nbytes < _SMALL
+__all__ = ["to_array", "to_arrays", "to_record"]
 
 
 def to_array(tensor: Tensor) -> NDArray[Any]:
@@ -35,27 +27,32 @@ def to_arrays(record: RoundRecord) -> RoundArrays:
     Raises:
         ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
     """
-
-    def array(name: str, tensor: Tensor, dtype: torch.dtype = torch.float32) -> NDArray[Any]:
-        if tensor.dtype != dtype:
+    tensors = {
+        "global_weights": record.global_weights,
+        "updates": record.updates,
+        "num_samples": record.num_samples,
+        "aggregate": record.aggregate,
+    }
+    if record.buffers is not None:
+        tensors["buffers"] = record.buffers
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, tensor in tensors.items():
+        dtype = torch.int64 if name == "num_samples" else torch.float32
+        if tensor.dtype != dtype and not (name == "buffers" and tensor.dtype == torch.float64):
             raise ShapeError(
                 f"Expected `{name}` of round {record.round} to be {dtype}, but got {tensor.dtype}."
             )
-        return to_array(tensor)
-
-    buffers = record.buffers
-    is_wide = buffers is not None and buffers.dtype == torch.float64
-    wide = torch.float64 if is_wide else torch.float32
+        arrays[name] = to_array(tensor)
     return RoundArrays(
         round=record.round,
-        global_weights=array("global_weights", record.global_weights),
+        global_weights=arrays["global_weights"],
         client_ids=tuple(record.client_ids),
-        updates=array("updates", record.updates),
-        num_samples=array("num_samples", record.num_samples, torch.int64),
-        aggregate=array("aggregate", record.aggregate),
+        updates=arrays["updates"],
+        num_samples=arrays["num_samples"],
+        aggregate=arrays["aggregate"],
         cohort=tuple(record.cohort),
         refused=dict(record.refused),
-        buffers=None if buffers is None else array("buffers", buffers, wide),
+        buffers=arrays.get("buffers"),
         departure=record.departure,
     )
 

@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fedrec.exceptions import ConfigurationError, HistoryFormatError
@@ -73,21 +74,21 @@ class Manifest:
     store_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
 
-    @property
+    @cached_property
     def num_buffers(self) -> int:
         """$b$, the values in the buffers that are stored; a complex number is two."""
         return sum(
-            math.prod(one["shape"]) * (2 if one["dtype"].startswith("complex") else 1)
-            for one in self.buffers.values()
+            math.prod(buffer["shape"]) * (2 if buffer["dtype"].startswith("complex") else 1)
+            for buffer in self.buffers.values()
         )
 
-    @property
+    @cached_property
     def buffer_dtype(self) -> str:
         """The dtype of the vector of buffers, float32, or float64 if that of one is as wide."""
-        wide = any(one["dtype"] in ("float64", "complex128") for one in self.buffers.values())
-        return "float64" if wide else "float32"
+        dtypes = {buffer["dtype"] for buffer in self.buffers.values()}
+        return "float32" if dtypes.isdisjoint({"float64", "complex128"}) else "float64"
 
-    @property
+    @cached_property
     def buffer_words(self) -> int:
         """How many times four bytes the vector of buffers takes."""
         return self.num_buffers * (2 if self.buffer_dtype == "float64" else 1)
@@ -151,13 +152,13 @@ def _may_be(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _are_buffers(value: Any) -> bool:
     return _is_mapping(value) and all(
-        _is_mapping(one)
-        and set(one) == {"dtype", "shape"}
-        and _is_text(one["dtype"])
-        and isinstance(one["shape"], list)
-        and all(_is_count(size) and size > 0 for size in one["shape"])
-        and math.prod(one["shape"]) < 2**62
-        for one in value.values()
+        _is_mapping(buffer)
+        and set(buffer) == {"dtype", "shape"}
+        and _is_text(buffer["dtype"])
+        and isinstance(buffer["shape"], list)
+        and all(_is_count(size) and size > 0 for size in buffer["shape"])
+        and math.prod(buffer["shape"]) < 2**62
+        for buffer in value.values()
     )
 
 

@@ -103,7 +103,7 @@ class MemoryHistory(HistoryStore):
         Raises:
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
         """
-        return self._stored(t).select(client_ids)
+        return self._round(t).select(client_ids)
 
     def index(self, t: int) -> RoundIndex:
         """Return what is known of a round without reading its vectors.
@@ -111,9 +111,9 @@ class MemoryHistory(HistoryStore):
         Raises:
             RoundNotFoundError: If the round is not stored.
         """
-        return self._stored(t).index(self._bounds[t])
+        return self._round(t).index(self._bounds[t])
 
-    def _stored(self, t: int) -> RoundArrays:
+    def _round(self, t: int) -> RoundArrays:
         if t not in self.rounds():
             raise RoundNotFoundError(
                 f"Round {t} is not in the history, which has {len(self._rounds)} rounds. "

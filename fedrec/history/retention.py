@@ -74,8 +74,8 @@ class Retention:
 
     def spec(self) -> dict[str, int | float]:
         """Return the conditions as a mapping, as the manifest has it; empty if all is kept."""
-        found = {"every": self.every, "last": self.last, "clients": self.clients}
-        return {k: v for k, v in found.items() if v is not None and (k, v) != ("every", 1)}
+        conditions = {"every": self.every, "last": self.last, "clients": self.clients}
+        return {k: v for k, v in conditions.items() if v is not None and (k, v) != ("every", 1)}
 
     def stores(self, t: int) -> bool:
         """Return whether updates of round `t` are stored when it is written."""
@@ -118,8 +118,8 @@ class Retention:
         return self.clients
 
     def most_rounds(self, max_rounds: int) -> int:
-        """Return of how many rounds, at most, the updates take room at the same time."""
-        # What is deleted in a round is free for the round after the next.
+        """Return the most rounds whose updates take room at the same time."""
+        # Pages of deleted updates are free for the round after the next.
         rounds = max_rounds if self.last is None else min(max_rounds, self.last + 2)
         return -(-rounds // self.every)
 

@@ -1,4 +1,4 @@
-"""A round as arrays: what stores keep below the `RoundRecord` that the loop sees."""
+"""A round in NumPy arrays, as stores take and give it; the loop has it as a `RoundRecord`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["RoundArrays", "RoundIndex"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundIndex:
-    """What a store tells of a round without reading its vectors.
+    """What a store knows of a round without reading its vectors.
 
     Args:
         round: Round $t$, 0-based.
         cohort: Clients that were asked, in order.
         refused: Clients that were asked and not used, with the reason.
         num_samples: Sizes of the clients whose updates were aggregated, in row order.
-        bounds: For each of them whose update can be read, a number that no magnitude in it
-            exceeds, in the same order. They are fewer where the manifest's `keep` says so.
+        bounds: For each of these clients whose update can be read, a number that no magnitude in
+            it exceeds, in row order. There are fewer where the manifest's `keep` says so.
 
     Examples:
         >>> index = RoundIndex(
@@ -50,12 +50,12 @@ class RoundIndex:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Those of them whose updates can be read."""
+        """Clients of `present` whose updates can be read, in row order."""
         return tuple(self.bounds)
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Those of them whose updates cannot be read."""
+        """Clients of `present` whose updates cannot be read, in row order."""
         return tuple(c for c in self.num_samples if c not in self.bounds)
 
 
@@ -67,15 +67,15 @@ class RoundArrays:
         round: Round $t$, 0-based.
         global_weights: Global weights at the start of the round, shape $(d,)$, float32.
         client_ids: The $m$ clients whose updates were aggregated, in row order.
-        updates: What they sent, shape $(m, d)$, float32.
+        updates: Their updates, shape $(m, d)$, float32.
         num_samples: Shape $(m,)$, int64.
         aggregate: What the aggregation rule returned, shape $(d,)$, float32.
         cohort: Clients that were asked, in order; empty means `client_ids`.
         refused: Clients that were asked and not used, with the reason.
         buffers: Averaged buffers after the round, shape $(b,)$, float32 or float64, or `None`.
         departure: Why the executor had left its plan by then, if it had.
-        dropped: Those of `client_ids` whose updates are not here, and not to be stored.
-        encoded: What a store has made of each update already, in row order, if it has.
+        dropped: Clients of `client_ids` whose updates are not here, and not to be stored.
+        encoded: The updates as the store has encoded them already, in row order, if it has.
 
     Examples:
         >>> arrays = RoundArrays(
@@ -126,9 +126,9 @@ class RoundArrays:
         Raises:
             RoundNotFoundError: If the update of one of them is not here.
         """
-        wanted = self.client_ids if client_ids is None else tuple(client_ids)
+        asked = self.client_ids if client_ids is None else tuple(client_ids)
         row = {client_id: k for k, client_id in enumerate(self.row_ids)}
-        missing = [c for c in wanted if c not in row]
+        missing = [c for c in asked if c not in row]
         if missing:
             raise RoundNotFoundError(
                 f"Round {self.round} of the history has no update of {', '.join(missing[:10])}"
@@ -137,9 +137,9 @@ class RoundArrays:
             )
         return replace(
             replace(self, updates=self.updates[:0]).copy(),
-            client_ids=wanted,
-            updates=self.updates[[row[c] for c in wanted]],
-            num_samples=self.num_samples[[self.client_ids.index(c) for c in wanted]],
+            client_ids=asked,
+            updates=self.updates[[row[c] for c in asked]],
+            num_samples=self.num_samples[[self.client_ids.index(c) for c in asked]],
             dropped=frozenset(),
         )
 

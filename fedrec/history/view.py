@@ -1,4 +1,4 @@
-"""What a recovery may see of a recording."""
+"""A recording as a recovery sees it: by the clients that remain."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["HistoryView"]
 class HistoryView:
     """A recording, and the clients of it that take part in a recovery.
 
-    Everything that is asked without naming clients is about those that remain. What a history does
-    not store of them (`keep`, see `LMDBHistory`) is left out: `cohort` says who took part in a
-    round, `kept` whose update can be read.
+    Methods answer for the clients that remain, unless clients are named. A history need not store
+    all of their updates (`keep`, see `LMDBHistory`): `cohort` says who took part in a round, `kept`
+    whose update can be read.
 
     Args:
         history: The recording.
@@ -81,7 +81,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._of_remaining(self._history.index(t).present)
+        return tuple(c for c in self._history.index(t).present if c in self._remain)
 
     def kept(self, t: int) -> tuple[str, ...]:
         """Return the clients of `cohort(t)` whose updates can be read.
@@ -90,7 +90,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._of_remaining(self._history.index(t).kept)
+        return tuple(c for c in self._history.index(t).kept if c in self._remain)
 
     def present(self, t: int) -> tuple[str, ...]:
         """Return all clients whose updates were aggregated in a round, excluded ones too.
@@ -152,11 +152,11 @@ class HistoryView:
         return kept, sent
 
     def require_excluded(self, rounds: Iterable[int], method: str) -> None:
-        """Check that what the excluded clients sent can be read.
+        """Check that the updates of the excluded clients can be read.
 
         Args:
             rounds: Rounds that count.
-            method: What needs it, for the message.
+            method: Who needs them, for the message.
 
         Raises:
             ConfigurationError: If an update of an excluded client is not stored.
@@ -174,6 +174,3 @@ class HistoryView:
                     f"of {lost[:5]} in round {t} (keep={dict(self.manifest.keep)}). HINT: record "
                     "with all updates kept."
                 )
-
-    def _of_remaining(self, client_ids: Iterable[str]) -> tuple[str, ...]:
-        return tuple(c for c in client_ids if c in self._remain)

@@ -16,14 +16,14 @@ __all__ = ["AveragedBuffers"]
 
 
 class AveragedBuffers:
-    """The averaged buffers of a federation's module, from round to round.
+    """The values of the averaged buffers of a federation's module, from round to round.
 
     Args:
-        federation: Its layout says which buffers these are.
-        device: Where tensors live.
+        federation: The federation; its layout names the averaged buffers.
+        device: Device of the tensors.
 
     Attributes:
-        values: Shape $(b,)$, or `None` where none are averaged.
+        values: Shape $(b,)$, or `None` if no buffers are averaged.
     """
 
     def __init__(self, federation: Federation, device: torch.device) -> None:
@@ -33,13 +33,14 @@ class AveragedBuffers:
         self._sent: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def select(self, names: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> None:
-        """Let these buffers be averaged, from what the module has now.
+        """Choose the averaged buffers; their first values are those of the module.
 
         Args:
-            names: Their names, or what a manifest says of them.
+            names: Names of the buffers, or the `buffers` of a manifest.
 
         Raises:
-            ConfigurationError: If the module does not have them so, or the federation refuses.
+            ConfigurationError: If the module does not have these buffers, or the federation
+                refuses them.
         """
         layout, module = self._federation.layout, self._federation.module
         names = names if isinstance(names, Mapping) else list(names)
@@ -54,14 +55,14 @@ class AveragedBuffers:
         self.values = layout.buffers(module) if names else None
 
     def add(self, sent: CohortUpdates) -> None:
-        """Let what was sent count in the mean at the end of the round."""
+        """Add clients' buffers to the mean at the end of the round."""
         if sent.buffers is not None and self.values is not None:
             self._sent = (*self._sent, (sent.num_samples, sent.buffers))
 
     def end_round(self) -> None:
-        """Average what was sent in this round, weighted by samples.
+        """Average the buffers that were sent in this round, weighted by samples.
 
-        A value that all clients left as it was keeps its bits.
+        A value that no client changed keeps its bits.
         """
         if self._sent and self.values is not None:
             weights = torch.cat([w for w, _ in self._sent]).double()
@@ -70,6 +71,6 @@ class AveragedBuffers:
             mean = self._federation.layout.round_buffers(
                 (weights / weights.sum()) @ values.double()
             )
-            kept = (values == before).all(dim=0)
-            self.values = torch.where(kept, before, mean).to(self._device)
+            unchanged = (values == before).all(dim=0)
+            self.values = torch.where(unchanged, before, mean).to(self._device)
             self._sent = ()

@@ -1,4 +1,4 @@
-"""What a recovery leaves on disk: its state, without pickle, and the recovered model."""
+"""The files of a recovery: its state, stored without pickle, and the recovered model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
     Args:
         path: File to write, atomically.
-        state: What to save.
+        state: The nested values.
     """
     tensors: dict[str, np.ndarray] = {}
 
@@ -54,7 +54,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Load what `save_state` wrote; tuples come back as lists.
+    """Return the state that `save_state` wrote; tuples come back as lists.
 
     Raises:
         HistoryCorruptedError: If the file is not a state, or is damaged.

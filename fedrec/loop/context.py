@@ -1,4 +1,4 @@
-"""What a recoverer gets to work with in one round, and what that costs."""
+"""The context of a recoverer in one round, which meters what clients are asked for."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["Meter", "MeteredContext"]
 
 @dataclass(kw_only=True, eq=False)
 class Meter:
-    """What a recovery costs.
+    """Counts what a recovery costs.
 
     Args:
-        ledger: Who was asked, when and why.
-        estimate_errors: Estimates beside exact updates.
-        client_seconds: Seconds spent on computing what clients send, by reason.
+        ledger: Which client was asked, in which round and why.
+        estimate_errors: Errors of estimates that were compared with exact updates.
+        client_seconds: Seconds spent on computing clients' updates, by reason.
 
     Attributes:
-        asked: How many clients were asked in this round.
-        comparing: Seconds of this round that comparing estimates took.
-        stepped: The weights that the last server step of this round gave, which are finite.
+        asked: Number of clients that were asked in this round.
+        comparing: Seconds of this round spent on comparing estimates.
+        stepped: The result of the last server step of this round, which is known to be finite.
     """
 
     ledger: CostLedger
@@ -50,7 +50,7 @@ class Meter:
     stepped: Tensor | None = None
 
     def begin_round(self) -> None:
-        """Count from 0 again what is counted by round."""
+        """Set the counts of the round to 0."""
         self.asked, self.comparing, self.stepped = 0, 0.0, None
 
     def add(
@@ -59,13 +59,13 @@ class Meter:
         """Note that clients were asked.
 
         Args:
-            ctx: What they got.
-            engine: Has the clients.
-            client_ids: Who was asked.
-            reason: Why.
+            ctx: The context that the clients were given.
+            engine: The engine, which has the clients.
+            client_ids: The clients that were asked.
+            reason: Why they were asked.
         """
         self.asked += len(client_ids)
-        # Costs are compared over the clients that remain; what is asked of others is noted beside.
+        # Excluded clients are noted, too; ACP is the mean over the remaining clients only.
         for client_id in client_ids:
             self.ledger.add(
                 client_id,
@@ -78,17 +78,17 @@ class Meter:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeteredContext(RecoveryContext):
-    """A round's history, its door to clients, which meters, and its server step.
+    """The context of a recoverer: the history, a metered door to clients, the server step.
 
     Args:
-        name: Of the recovery, for errors.
-        asking: What clients get.
+        name: Name of the recovery, for errors.
+        asking: The context that clients are given.
         engine: Computes the round.
-        meter: Notes what is asked.
+        meter: Counts what clients are asked for.
         recorded: The recording, and the clients that take part in the recovery.
-        reader: Reads its rounds ahead.
+        reader: Reads rounds of the recording ahead.
         may_be_asked: Clients that may be asked in this round.
-        on_updates: Called with what clients sent.
+        on_updates: Called with the updates that clients sent.
     """
 
     name: str
@@ -101,7 +101,7 @@ class MeteredContext(RecoveryContext):
     on_updates: Callable[[RoundContext, CohortUpdates], None]
 
     def history(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
-        """Read a round of the recording; this one was read ahead."""
+        """Read a round of the recording; the current round has been read ahead."""
         if t == self.round and (client_ids is None or set(client_ids) <= set(self.client_ids)):
             record = self.reader.read(t)
             if client_ids is None:
@@ -113,7 +113,7 @@ class MeteredContext(RecoveryContext):
     def exact(
         self, client_ids: Sequence[str], reason: str, work: LocalWork | None = None
     ) -> CohortUpdates:
-        """Ask clients for their exact updates, and meter that."""
+        """Ask clients for their exact updates, and meter the request."""
         self._check_asked(client_ids)
         began = time.perf_counter()
         sent = self.engine.ask(self.asking, client_ids, work)
@@ -131,7 +131,7 @@ class MeteredContext(RecoveryContext):
         work: LocalWork | None = None,
         dataset: Dataset[Any] | None = None,
     ) -> Tensor:
-        """Let the server train on its clean data as a client would."""
+        """Return the update that the server computes on its clean data, trained like a client."""
         server = server_client(self.engine.federation, self.name)
         if dataset is not None:
             server = server.with_dataset(dataset)
@@ -147,7 +147,7 @@ class MeteredContext(RecoveryContext):
         )
 
     def compare(self, client_ids: Sequence[str], estimates: Tensor) -> None:
-        """Note how far estimated updates are from exact ones."""
+        """Note how far estimated updates are from exact ones, which are computed for this alone."""
         self._check_asked(client_ids)
         began = time.perf_counter()
         sent = self.engine.simulate(self.asking, client_ids)
@@ -158,7 +158,7 @@ class MeteredContext(RecoveryContext):
         self.meter.comparing += time.perf_counter() - began
 
     def local_steps(self, client_ids: Sequence[str]) -> list[int]:
-        """Return how many steps each of these clients takes."""
+        """Return the number of local steps that each client takes."""
         return [self.engine.clients[c].num_local_steps(self.asking) for c in client_ids]
 
     def server_step(
@@ -184,21 +184,21 @@ class MeteredContext(RecoveryContext):
         return new
 
     def coefficients(self, client_ids: Sequence[str]) -> Tensor | None:
-        """Return what the aggregation rule multiplies these clients' rows with."""
+        """Return the factors of the clients' rows in the aggregation rule, or `None`."""
         if not client_ids:
             return None
         return self.engine.coefficients(self._num_samples(client_ids))
 
     def _num_samples(self, client_ids: Sequence[str]) -> Tensor:
-        """Return the recorded sizes of these clients, shape $(m',)$."""
+        """Return the recorded data set sizes of clients, shape $(m',)$."""
         sizes = self.recorded.manifest.clients
         return torch.tensor([sizes[c] for c in client_ids])
 
     def _check_asked(self, client_ids: Sequence[str]) -> None:
-        """Raise `RecoveryError` if one of these clients may not be asked in this round."""
-        odd = [c for c in client_ids if c not in self.may_be_asked]
-        if odd:
+        """Raise `RecoveryError` if a client may not be asked in this round."""
+        forbidden = [c for c in client_ids if c not in self.may_be_asked]
+        if forbidden:
             raise RecoveryError(
-                f"{self.name} asked clients {odd} in round {self.round}, but they are excluded or "
-                "did not take part in it."
+                f"{self.name} asked clients {forbidden} in round {self.round}, but they are "
+                "excluded or did not take part in it."
             )

@@ -1,4 +1,4 @@
-"""Testing global weights: error, attack success, and whatever else is asked for."""
+"""Testing global weights: test error rate, attack success rate, and other metrics."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torchmetrics import Metric, MetricCollection
 
 from fedrec.attacks.base import Attack
 from fedrec.clients.batches import CollateFn, failures_explained, take
-from fedrec.clients.held_generators import held_generators, held_restored, seed_held
+from fedrec.clients.generators import generators_restored, held_generators, held_restored, seed_held
 from fedrec.clients.hooks import is_overridden, lightning_class
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import changes_batches, generators_restored, transferred
+from fedrec.clients.local import changes_batches, transferred
 from fedrec.clients.state import state_of
 from fedrec.clients.trainer import LocalTrainer
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
@@ -39,7 +39,7 @@ __all__ = [
     "named_metrics",
 ]
 
-# Names in the rows of curves that no metric can have.
+# Columns of curves, which no metric may have as its name.
 _TAKEN = ("ter", "asr", "round", "asked")
 _BATCH = 256
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -51,7 +51,7 @@ def fixed_subset(dataset: Dataset[Any], size: int | None, seed: int) -> Dataset[
     if size is None or size >= total:
         return dataset
     chosen = numpy_generator(seed, "evaluation").permutation(total)[:size]
-    # Not a subclass: its `__getitem__` may do something to the samples.
+    # A subclass of `TensorDataset` may change samples in its `__getitem__`.
     if type(dataset) is TensorDataset:
         index = torch.from_numpy(chosen)
         return TensorDataset(*(t[index] for t in dataset.tensors))
@@ -62,11 +62,12 @@ def named_metrics(metrics: Any) -> dict[str, Metric]:
     """Return metrics by name.
 
     Args:
-        metrics: A metric, a list of them, a `MetricCollection`, or a mapping from names to metrics;
-            `None` for none. Without a name, a metric has that of its class.
+        metrics: A metric, a list of metrics, a `MetricCollection`, or a mapping from names to
+            metrics; `None` for no metric. A metric without a name goes by the name of its class.
 
     Raises:
-        ConfigurationError: If it is something else, or names repeat or are taken.
+        ConfigurationError: If `metrics` is something else, a name repeats, or a name is a column
+            of curves.
     """
     if metrics is None:
         return {}
@@ -78,19 +79,19 @@ def named_metrics(metrics: Any) -> dict[str, Metric]:
         named = [(type(metric).__name__, metric) for metric in given]
     else:
         raise ConfigurationError(expected("metrics", "torchmetrics by name", metrics))
-    found: dict[str, Metric] = {}
+    by_name: dict[str, Metric] = {}
     for name, metric in named:
         if not isinstance(metric, Metric):
             hint = "torchmetrics has many, `MeanSquaredError()` for instance."
             raise ConfigurationError(expected("metrics", "torchmetrics by name", metric, hint=hint))
-        if not isinstance(name, str) or name in (*_TAKEN, *found):
+        if not isinstance(name, str) or name in (*_TAKEN, *by_name):
             hint = 'give each metric a name, as in `metrics={"f1": ...}`.'
             requirement = (
                 "names that differ from each other and from `ter`, `asr`, `round` and `asked`"
             )
             raise ConfigurationError(expected("metrics", requirement, name, hint=hint))
-        found[name] = metric
-    return found
+        by_name[name] = metric
+    return by_name
 
 
 def evaluate(
@@ -104,24 +105,25 @@ def evaluate(
     metrics: Mapping[str, Metric],
     can_do_without: bool,
 ) -> dict[str, float | None]:
-    """Compute test error rate, for a targeted attack its success rate, and metrics.
+    """Compute the test error rate, for a targeted attack its success rate, and other metrics.
 
     Args:
-        federation: Its module's `forward` gives logits; see `TestErrorRate` for which.
+        federation: The federation; its module's `forward` gives logits, see `TestErrorRate`.
         dataset: Pairs of input and label.
         global_weights: Shape $(d,)$.
-        attack: Gives trigger and target label.
+        attack: The attack, which has the trigger and the target label, or `None`.
         buffers: Averaged buffers, shape $(b,)$, or `None`.
-        device: Where to compute.
-        metrics: What else to compute, by name.
+        device: The device to compute on.
+        metrics: Other metrics, by name.
         can_do_without: Whether the error rate may be undefined.
 
     Returns:
-        `{"ter": ..., "asr": ..., <metrics>}`, the first two fractions in [0, 1]; `asr` is `None`
-        where it is undefined, `ter` too where it may be, and a metric that is not finite.
+        `{"ter": ..., "asr": ..., <metrics>}`, the two rates as fractions in [0, 1]. `None` stands
+        for an `asr` that is undefined, for a `ter` that is allowed to be, and for a metric that is
+        not finite.
 
     Raises:
-        ConfigurationError: If the test data are no pairs, or what is asked for is not defined for
+        ConfigurationError: If the test data are no pairs, or a rate or a metric is not defined for
             this model and data.
     """
     rates, others = _Rates(attack, device, can_do_without), _Metrics(metrics, device)
@@ -131,8 +133,8 @@ def evaluate(
             preds = _predicted(module, inputs)
             rates.update(module, x, preds, labels)
             others.update(preds, labels)
-    found = {name: value if math.isfinite(value) else None for name, value in others.compute()}
-    return {**rates.compute(type(federation.module).__name__), **found}
+    values = {name: value if math.isfinite(value) else None for name, value in others.compute()}
+    return {**rates.compute(type(federation.module).__name__), **values}
 
 
 def check_evaluation(
@@ -143,12 +145,12 @@ def check_evaluation(
     metrics: Mapping[str, Metric],
     can_do_without: bool,
 ) -> None:
-    """Refuse what cannot be tested before anything is trained, from a batch of the test data.
+    """Test the initial weights on one batch, to refuse before training what cannot be tested.
 
     Args:
-        federation: Model and test data, if there are any.
+        federation: Model and test data; without test data nothing is checked.
         attack: As in `evaluate`.
-        device: Where to compute.
+        device: The device to compute on.
         metrics: As in `evaluate`.
         can_do_without: As in `evaluate`.
 
@@ -182,31 +184,31 @@ def evaluate_metrics(
     """Compute metrics on the test set.
 
     Args:
-        federation: Its module's `forward` gives the predictions; with test data.
-        metrics: By label. One whose `update` takes `member` as well is shown the samples of
-            `members`, too, and which of the samples these are.
+        federation: The federation; its module's `forward` gives the predictions.
+        metrics: Metrics by label. A metric whose `update` takes `member` as well is also shown the
+            samples of `members`, and told for every sample whether it is one of them.
         global_weights: Shape $(d,)$.
         buffers: Averaged buffers, shape $(b,)$, or `None`.
-        members: Pairs of input and label that metrics with a `member` ask about.
-        device: Where to compute.
+        members: Data sets of pairs of input and label, for metrics with a `member`.
+        device: The device to compute on.
 
     Returns:
         A number for every label.
 
     Raises:
-        ConfigurationError: If a metric does not take what the model predicts, or gives anything
+        ConfigurationError: If a metric does not take the model's predictions, or gives anything
             but one number.
     """
-    found = _Metrics(metrics, device)
-    shown = [*((dataset, True) for dataset in members if found.ask_members)]
+    evaluated = _Metrics(metrics, device)
+    datasets = [*((dataset, True) for dataset in members if evaluated.ask_members)]
     if federation.test_dataset is not None:
-        shown.append((federation.test_dataset, False))
+        datasets.append((federation.test_dataset, False))
     with _testing(federation, global_weights, buffers) as module:
-        for dataset, member in shown:
+        for dataset, member in datasets:
             for x, y in _batches(federation, dataset, device):
                 inputs, labels = _as_given(module, x, y, device)
-                found.update(_predicted(module, inputs), labels, member)
-    return dict(found.compute())
+                evaluated.update(_predicted(module, inputs), labels, member)
+    return dict(evaluated.compute())
 
 
 class _Rates:
@@ -218,10 +220,10 @@ class _Rates:
         target = None if attack is None else attack.target_label
         self.asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
         self.can_do_without = can_do_without and self.asr is None
-        # Of models with one logit for each label.
+        # The range of outputs, for models with one logit for each label.
         self.lowest, self.highest = math.inf, -math.inf
-        # Labels a sample while each has exactly one; -1 once one has not.
-        self.is_one_hot = 0
+        # The number of labels, as long as every sample has exactly one of them; then -1.
+        self.num_one_hot = 0
 
     def update(self, module: nn.Module, x: Any, preds: Any, y: Tensor) -> None:
         if not isinstance(preds, Tensor):
@@ -252,13 +254,14 @@ class _Rates:
             self.asr.update(_predicted(module, inputs, "the test data with the trigger"), labels)
 
     def _watch(self, preds: Tensor, y: Tensor) -> None:
+        """Note what `compute` warns of: outputs like probabilities, labels that are one-hot."""
         if not has_one_logit_each(preds, y) or not len(preds):
             return
         self.lowest = min(self.lowest, float(preds.min()))
         self.highest = max(self.highest, float(preds.max()))
         if y.ndim == 2 and y.shape[1] > 1:
             one_each = bool((y.sum(dim=1) == 1).all())
-            self.is_one_hot = y.shape[1] if one_each and self.is_one_hot >= 0 else -1
+            self.num_one_hot = y.shape[1] if one_each and self.num_one_hot >= 0 else -1
 
     def compute(self, model: str) -> dict[str, float | None]:
         if self.ter is not None and 0 <= self.lowest <= self.highest <= 1:
@@ -270,16 +273,16 @@ class _Rates:
                 FedrecWarning,
                 stacklevel=3,
             )
-        if self.ter is not None and self.is_one_hot > 0:
+        if self.ter is not None and self.num_one_hot > 0:
             warnings.warn(
-                f"Every test sample has exactly one of {self.is_one_hot} labels, but the test "
+                f"Every test sample has exactly one of {self.num_one_hot} labels, but the test "
                 "error rate counts each label by itself, as for samples with any number of them. "
                 "HINT: if classes exclude each other, give class indices "
                 "(`labels.argmax(dim=1)`).",
                 FedrecWarning,
                 stacklevel=3,
             )
-        # With nothing but the target label among the labels, there is no success rate.
+        # If all labels are the target label, the success rate is undefined.
         asr = self.asr if self.asr is not None and int(self.asr.total) > 0 else None
         return {
             "ter": None if self.ter is None else float(self.ter.compute()),
@@ -288,7 +291,7 @@ class _Rates:
 
 
 class _Metrics:
-    """Metrics of one model, batch by batch; those given are left alone."""
+    """Metrics of one model, batch by batch, computed by copies of the given metrics."""
 
     def __init__(self, metrics: Mapping[str, Metric], device: torch.device) -> None:
         self.metrics = {label: copy.deepcopy(m).to(device) for label, m in metrics.items()}
@@ -316,18 +319,18 @@ class _Metrics:
         """Refuse metrics that give anything but one number."""
         for label, metric in self.metrics.items():
             value: Any = 0.0
-            # Some cannot be computed from a batch that has too few samples.
+            # A metric may not be computable from a single batch.
             with warnings.catch_warnings(), suppress(Exception):
                 warnings.simplefilter("ignore")
                 value = metric.compute()
-            what = type(value).__name__
+            form = type(value).__name__
             if isinstance(value, Tensor):
-                what = f"a tensor of shape {tuple(value.shape)}"
+                form = f"a tensor of shape {tuple(value.shape)}"
             numbers = value.numel() if isinstance(value, Tensor) else isinstance(value, float | int)
             if numbers != 1:
                 hint = 'take an average (`average="macro"`), or one of its numbers.'
                 requirement = f"one number from the metric `{label}`"
-                raise ConfigurationError(f"Expected {requirement}, but got {what}. HINT: {hint}")
+                raise ConfigurationError(f"Expected {requirement}, but got {form}. HINT: {hint}")
 
     def compute(self) -> Iterator[tuple[str, float]]:
         for label, metric in self.metrics.items():
@@ -337,6 +340,7 @@ class _Metrics:
 
 @contextmanager
 def _named(label: str) -> Iterator[None]:
+    """Name the metric in an error that it raises."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
@@ -346,7 +350,7 @@ def _named(label: str) -> Iterator[None]:
 
 
 def _check_forward(module: nn.Module) -> None:
-    """Raise `ConfigurationError` unless the module predicts, from one input."""
+    """Raise `ConfigurationError` unless the module has a `forward` that takes one input."""
     name = type(module).__name__
     if lightning_class(module) is not None and not is_overridden(module, "forward"):
         raise ConfigurationError(
@@ -358,8 +362,8 @@ def _check_forward(module: nn.Module) -> None:
     if len(needed) > 1:
         raise ConfigurationError(
             f"Expected `{name}.forward` to take one input, that of a test sample, but it needs "
-            f"{', '.join(f'`{one}`' for one in needed)}. HINT: let it take a tuple, which the test "
-            "data give as the input."
+            f"{', '.join(f'`{name}`' for name in needed)}. HINT: let it take a tuple, which the "
+            "test data give as the input."
         )
 
 
@@ -369,17 +373,18 @@ def _predicted(module: nn.Module, x: Any, whose: str = "the test data") -> Any:
 
 
 def _collate_fn(federation: Federation) -> CollateFn | None:
-    """Return what all clients put samples into batches with, if they agree."""
+    """Return the `collate_fn` of the clients if all have the same, else `None`."""
     clients = [c for c in federation.clients if isinstance(c, LightningClient)]
-    found = clients[0].collate_fn if clients else None
-    return found if all(c.collate_fn is found for c in clients) else None
+    first = clients[0].collate_fn if clients else None
+    return first if all(c.collate_fn is first for c in clients) else None
 
 
 def _batches(
     federation: Federation, dataset: Dataset[Any], device: torch.device
 ) -> Iterator[tuple[Any, Tensor]]:
+    """Yield batches of inputs and labels, in order, with held generators seeded."""
     total, collate_fn = len(dataset), _collate_fn(federation)  # type: ignore[arg-type]
-    if _has_transfers(federation.module):  # which begin where a loader leaves a batch
+    if _has_transfers(federation.module):  # the module's hooks get batches on the CPU, as loaders
         device = torch.device("cpu")
     held = held_generators(dataset, collate_fn)
     with held_restored(held):
@@ -404,7 +409,7 @@ def _has_transfers(module: nn.Module) -> bool:
 
 
 def _as_given(module: nn.Module, x: Any, y: Tensor, device: torch.device) -> tuple[Any, Tensor]:
-    """Return inputs and labels as the module's hooks make them of a batch."""
+    """Return inputs and labels of a batch after the module's transfer hooks."""
     if not _has_transfers(module):
         return x, y
     inputs, labels = transferred(module, [x, y], device)
@@ -415,9 +420,9 @@ def _as_given(module: nn.Module, x: Any, y: Tensor, device: torch.device) -> tup
 def _testing(
     federation: Federation, global_weights: Tensor | None, buffers: Tensor | None
 ) -> Iterator[nn.Module]:
-    """Give the federation's module these weights, ready to predict; leave no trace of it.
+    """Put the federation's module, with some weights, into evaluation mode; restore it on exit.
 
-    Whatever is drawn from the global generators meanwhile is the same each time.
+    The global generators are seeded the same way each time, and restored, too.
     """
     module, layout = federation.module, federation.layout
     _check_forward(module)

@@ -1,4 +1,4 @@
-"""How much memory a run is going to need, told before it starts."""
+"""Estimates of the memory that a run needs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from fedrec.history.manifest import FLOAT_BYTES
 
 __all__ = ["num_bytes_text", "recording_bytes", "recovery_bytes"]
 
-# Matrices of one row per client: computed, attacked, being stored, and in the store's transaction;
-# in a recovery: read, read ahead, asked for, estimated.
+# Matrices of shape (m, d) that are in memory at once. In a recording: updates as computed, as
+# attacked, being stored, in the store's transaction. In a recovery: read, read ahead, exact,
+# estimated.
 _MATRICES = 4
 
 
 def recording_bytes(num_clients: int, num_parameters: int) -> int:
     """Return about how many bytes a recording takes besides model, data and one chunk of clients.
 
-    The number of rounds has no influence.
+    It does not depend on the number of rounds.
 
     Args:
         num_clients: Clients of a round, $m$.
@@ -39,7 +40,7 @@ def recovery_bytes(num_clients: int, num_parameters: int, kept: int) -> int:
 
 
 def num_bytes_text(num_bytes: float) -> str:
-    """Return a number of bytes for people, in decimal units.
+    """Return a number of bytes as text, in decimal units.
 
     Examples:
         >>> num_bytes_text(223_936_000)

@@ -13,17 +13,17 @@ __all__ = ["StopRequest", "stop_between_rounds"]
 
 
 class StopRequest:
-    """Remembers that SIGINT or SIGTERM arrived."""
+    """The first SIGINT or SIGTERM that has arrived, if any."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def obey(self, when: str, kept: str) -> None:
-        """Raise what the signal stands for, if one arrived.
+        """Raise the exception of the signal, if a signal has arrived.
 
         Args:
-            when: What has been completed, for the message.
-            kept: What of it is stored, for the message.
+            when: After what the run stops, for the message.
+            kept: A sentence on what is stored, for the message.
 
         Raises:
             KeyboardInterrupt: After SIGINT.
@@ -40,7 +40,7 @@ def stop_between_rounds() -> Iterator[StopRequest]:
     """Turn the first SIGINT or SIGTERM into a request; a second one acts at once.
 
     Yields:
-        The request, to be obeyed where the state is whole.
+        The request; call its `obey` between rounds.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

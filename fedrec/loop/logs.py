@@ -1,4 +1,4 @@
-"""Where the figures of a run go: metrics.csv and Lightning's loggers."""
+"""Logging the figures of a run, to metrics.csv and to Lightning's loggers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """Read a metrics.csv: one dict per round, without the empty cells.
 
     Args:
-        path: File; an absent one gives no rows.
+        path: The file; if it does not exist, there are no rows.
     """
     if not path.exists():
         return []
@@ -34,13 +34,13 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def _parsed(text: str) -> float:
     try:
-        return int(text)  # so that a resumed run writes it again as it was
+        return int(text)  # integers stay integers when a resumed run writes the row again
     except ValueError:
         return float(text)
 
 
 def _number(name: str, value: Any) -> float:
-    """Return what was logged as a Python number; integers stay integers."""
+    """Return a logged value as a Python number; integers stay integers."""
     try:
         plain = value.item() if hasattr(value, "item") else value
         if isinstance(plain, str):
@@ -53,16 +53,16 @@ def _number(name: str, value: Any) -> float:
 class MetricsLog:
     """Appends one row per round to a CSV file, and passes it to loggers.
 
-    A row is in the file before the round is stored, so a run that was killed and resumed has every
-    row once. Any number may be logged, a tensor of one element among them, and the file gets a new
-    column whenever something is logged for the first time.
+    A row is in the file before the round is stored, so the file of a run that was killed and
+    resumed has every row once. Any number may be logged, also as a tensor of one element. The file
+    gets a new column when a name is logged for the first time.
 
     Args:
-        path: metrics.csv, or `None` for no file.
+        path: Path of metrics.csv, or `None` for no file.
         loggers: Lightning loggers.
-        prefix: Put before the names for loggers, such as `"record/"`.
+        prefix: Prefix of the names that loggers get, such as `"record/"`.
         first_round: Rows from this round on are dropped from an existing file.
-        metrics: Names of what is evaluated besides TER and ASR.
+        metrics: Names of the metrics that are evaluated besides TER and ASR.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MetricsLog:
         self._file = self._rewrite(path)
 
     def _rewrite(self, path: Path) -> TextIO:
-        """Write header and rows in one go; return the file, open for the rows to come."""
+        """Write header and all rows; return the file, open for appending."""
         names = [name for row in self.rows for name in row]
         self._columns = list(dict.fromkeys(["round", "ter", "asr", *names])) if names else []
         lines = [self._columns, *map(self._cells, self.rows)] if names else []
@@ -103,12 +103,12 @@ class MetricsLog:
 
         Args:
             t: The round.
-            values: What was logged in it.
-            evaluated: What testing gave.
+            values: The values that were logged in the round, by name.
+            evaluated: The results on the test data, by name.
 
         Raises:
-            ConfigurationError: If a value is no number, or something was logged under the name of
-                a test result.
+            ConfigurationError: If a value is no number, or a value was logged under the name of a
+                test result.
         """
         taken = self._evaluated.intersection(values)
         if taken:

@@ -41,34 +41,33 @@ _PRECISIONS = ("32-true", "bf16-mixed")
 class FederatedLoop:
     r"""Runs rounds: records a training, recovers from a recording, tests weights.
 
-    The one place that knows the order of a round. Arguments are named like those of Lightning's
-    `Trainer`.
+    Arguments are named like those of Lightning's `Trainer`.
 
     Args:
-        accelerator: `"cpu"`, `"cuda"` (or `"gpu"`), or `"auto"` for CUDA where there is any.
+        accelerator: `"cpu"`, `"cuda"` (or `"gpu"`), or `"auto"` for CUDA if there is a device.
         devices: Only 1 for now.
         precision: `"32-true"`, or `"bf16-mixed"` for forward and backward in bfloat16.
-        executor: `"sequential"`, `"vectorized"` (`VectorizedExecutor`, which describes the rule it
-            chooses the fastest way by), `"auto"` for the same without a warning where clients are
-            computed one after another, or an `Executor`.
+        executor: `"sequential"`; `"vectorized"` for `VectorizedExecutor`, which chooses the fastest
+            way that gives the same updates; `"auto"` for the same, without its warning if clients
+            have to be computed one after another; or an `Executor`.
         callbacks: One or more `Callback`.
         logger: `True` for metrics.csv in the run folder, `False` for nothing, or one or more of
             Lightning's loggers beside the file (step = round).
         enable_progress_bar: Show a bar if there is a terminal.
         eval_every: Rounds between evaluations of the curves; `None` for a twentieth of all rounds.
         eval_samples: Test samples used for curves (a fixed subset); `None` for all.
-        metrics: What else to compute on the test data, beside TER and ASR, for curves and by
-            `test`: a torchmetrics metric, a list of them, a `MetricCollection`, or a dict from
-            names to metrics. They get what `forward` gives and the labels, and are not changed.
-        default_root_dir: Run folder: metrics, ledgers, checkpoints; `None` writes no file.
-        seed: What every random draw of a recording is a function of.
+        metrics: Metrics to compute on the test data besides TER and ASR, for curves and by `test`:
+            a torchmetrics metric, a list of them, a `MetricCollection`, or a dict from names to
+            metrics. They get the output of `forward` and the labels; copies of them are used.
+        default_root_dir: Run folder, for metrics, ledgers and checkpoints; `None` writes no file.
+        seed: Seed of the recording: every random draw is a function of it.
         deterministic: Make torch refuse operations that are not deterministic.
         fast_dev_run: Do only 3 rounds (or this many) and write no file.
-        checkpoint_every: Seconds between checkpoints of a recovery, and of what an aggregation rule
-            remembers while recording.
-        num_threads: Threads that torch computes with on a CPU; `None` for one if the model has
-            fewer than 20,000 parameters (starting several would take longer than the work), and
-            torch's own choice otherwise.
+        checkpoint_every: Seconds between checkpoints of a recovery, and, while recording, of an
+            aggregation rule that has a memory.
+        num_threads: Threads that torch computes with on a CPU; `None` for one thread if the model
+            has fewer than 20,000 parameters (starting several would take longer than the work),
+            and torch's own choice otherwise.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -135,10 +134,11 @@ class FederatedLoop:
         self.devices = 1
         self.precision = precision
         self.executor = executor
-        for one in logger if isinstance(logger, list | tuple) else [logger]:
-            # Not by class: loggers of `lightning.pytorch` are as good.
-            logs = callable(getattr(one, "log_metrics", None)) and not isinstance(one, type)
-            if not logs and one is not None and not isinstance(one, bool):
+        for entry in logger if isinstance(logger, list | tuple) else [logger]:
+            # Checked by its method, not its class: loggers of `lightning.pytorch` will do, too.
+            is_logger = callable(getattr(entry, "log_metrics", None))
+            is_logger = is_logger and not isinstance(entry, type)
+            if not is_logger and entry is not None and not isinstance(entry, bool):
                 requirement = "true, false, or one or more of Lightning's loggers"
                 raise ConfigurationError(expected("logger", requirement, logger))
         if not isinstance(default_root_dir, str | Path | None):
@@ -161,7 +161,7 @@ class FederatedLoop:
         for callback in own:
             check_instance("callbacks", callback, Callback)
         self.callbacks = [*own, RichProgressBar()] if enable_progress_bar else own
-        #: What all three verbs run on.
+        #: Device, hooks, files and tests, which recordings, recoveries and tests have in common.
         self.runtime = Runtime(self)
 
     def record(
@@ -185,15 +185,15 @@ class FederatedLoop:
         Args:
             federation: Clients, model, test data.
             aggregator: Aggregation rule.
-            history: Where rounds are stored; empty unless `resume`.
-            max_rounds: $T$.
+            history: The store for the rounds; it has to be empty unless `resume`.
+            max_rounds: Number of rounds $T$.
             server_lr: Learning rate of the server step; gradients are means over samples.
-            attack: What the malicious clients do.
-            detector: Watches every round.
+            attack: The attack of the malicious clients, or `None`.
+            detector: A detector that observes every round, or `None`.
             stop_on_detection: Whether the detector's decision ends the recording.
             sampler: Chooses the clients of each round; `None` for all of them.
-            on_bad_update: `"raise"`, or `"drop"` to leave a client with an unusable update out of
-                the round, and say so in the round's record.
+            on_bad_update: For an update that is not finite, `"raise"` an error, or `"drop"` it:
+                leave the client out of the round, and store the reason in the round's record.
             resume: Go on where the history ends; start afresh if it is empty.
             recipe: Resolved recipe to keep in the manifest.
 
@@ -203,7 +203,7 @@ class FederatedLoop:
         Raises:
             ConfigurationError: If the history holds another recording, or the recording is to stop
                 on detection without a detector.
-            UpdateError: If a client sends something unusable and `on_bad_update="raise"`.
+            UpdateError: If a client's update is not finite and `on_bad_update="raise"`.
             KeyboardInterrupt: After Ctrl-C, between two rounds; everything done is stored.
         """
         max_rounds, server_lr = check_recording(
@@ -263,15 +263,15 @@ class FederatedLoop:
             history: The recording; not changed.
             recoverer: The method.
             exclude: Ids of the clients to leave out, or a detector's verdict.
-            attack: What malicious clients that are *not* excluded go on doing, and the trigger that
-                attack success is measured with.
+            attack: The attack: malicious clients that are *not* excluded go on with it, and its
+                trigger is used to measure the attack success rate.
             name: Name of the result and of its folder; the recoverer's class name by default.
             resume: Go on from the last checkpoint in the run folder; start afresh if there is none.
-            max_rounds: Fewer rounds than recorded.
-            server_lr: Another learning rate.
-            aggregator: Another aggregation rule.
+            max_rounds: Number of rounds, at most those recorded.
+            server_lr: Learning rate in place of the recorded one.
+            aggregator: Aggregation rule in place of the recorded one.
             batch_policy: `"replay"`: clients draw the mini-batches of the recording again;
-                `"fresh"`: others.
+                `"fresh"`: they draw others.
             on_bad_update: As in `record`.
 
         Returns:
@@ -328,13 +328,13 @@ class FederatedLoop:
         Args:
             federation: Model and test data.
             global_weights: Shape $(d,)$.
-            attack: Gives trigger and target label for the attack success rate.
+            attack: The attack whose success rate is measured, or `None`.
             buffers: Averaged buffers, shape $(b,)$, as `record` and `recover` return them.
 
         Returns:
-            `{"ter": ..., "asr": ...}`, fractions in [0, 1], and the loop's `metrics` by name. `asr`
-            is `None` where it is undefined, and so are `ter` for numbers to regress on, if there
-            are `metrics`, and a metric that is not finite.
+            `{"ter": ..., "asr": ...}`, fractions in [0, 1], and the loop's `metrics` by name. An
+            `asr` that is undefined, the undefined `ter` of a regression (which needs `metrics`),
+            and a metric that is not finite are `None`.
 
         Raises:
             ConfigurationError: If the federation has no test data, or these do not fit the model,

@@ -1,4 +1,4 @@
-"""The execution plan: chosen before round 0, said, the same when a run goes on, and kept to."""
+"""The execution plan, which is chosen before round 0: as text, compared, and as carried out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["carried_out", "plan_text", "require_same_plan"]
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
-    """Say how updates are computed, for people.
+    """Return in words how updates are computed.
 
     Examples:
         >>> plan_text({"executor": "SequentialExecutor", "device": "cpu", "threads": 1})
@@ -25,9 +25,9 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 
 
 def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], what: str) -> None:
-    """Raise `ConfigurationError` if going on under another execution plan would change bits.
+    """Raise `ConfigurationError` if a run is resumed under another execution plan.
 
-    The number of threads is not compared: it is taken over.
+    Its bits would change. The number of threads is not compared: a resumed run takes it over.
     """
     names = sorted(set(recorded) | set(current))
     differences = [
@@ -44,6 +44,6 @@ def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], w
 
 
 def carried_out(plan: Mapping[str, Any], executor: Executor) -> dict[str, Any]:
-    """Return the plan, with why the executor left it, if it did."""
+    """Return the plan; if the executor left it, with the reason under `departure`."""
     departure = executor.departure
     return {**plan} if departure is None else {**plan, "departure": dict(departure)}

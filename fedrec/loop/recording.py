@@ -1,4 +1,4 @@
-"""Recording: train, and store every round. Part of `FederatedLoop`."""
+"""Recording, a part of `FederatedLoop`: training, and storing every round."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 def training_of(federation: Federation) -> dict[str, dict[str, Any]]:
-    """Return the arguments of local training by client id; under "*" where all have the same."""
-    found = {c.client_id: c.training_args() for c in federation.clients}
-    first = next(iter(found.values()))
-    return {"*": first} if all(one == first for one in found.values()) else found
+    """Return the settings of local training by client id; under "*" if all have the same."""
+    by_client = {c.client_id: c.training_args() for c in federation.clients}
+    first = next(iter(by_client.values()))
+    return {"*": first} if all(args == first for args in by_client.values()) else by_client
 
 
 def versions() -> dict[str, str]:
@@ -72,7 +72,7 @@ class Recording:
     recipe: Mapping[str, Any] | None
 
     def run(self) -> RunResult:
-        """Record, or go on recording."""
+        """Record from round 0, or from the round after the last stored one."""
         runtime, federation = self.runtime, self.federation
         self.folder = None if runtime.folder is None else runtime.folder / "record"
         federation.module.to(runtime.device)
@@ -136,6 +136,7 @@ class Recording:
         return result
 
     def _decided(self) -> bool:
+        """Whether the detector has decided and its decision ends the recording."""
         return (
             self.stop_on_detection
             and self.detector is not None
@@ -143,7 +144,7 @@ class Recording:
         )
 
     def _begin(self, initial: Tensor) -> tuple[Tensor, int]:
-        """Return the weights and the round to go on from."""
+        """Begin the history, or replay it; return the weights and the round to go on from."""
         history = self.history
         if not history.is_empty:
             if not self.resume:
@@ -175,11 +176,11 @@ class Recording:
         return self._replay(initial)
 
     def _replay(self, initial: Tensor) -> tuple[Tensor, int]:
-        """Bring detector and aggregator to where they were when the last round was stored."""
+        """Bring detector, attack and aggregation rule into their states after the last round."""
         rounds = self.history.rounds()
         if not rounds:
             return initial, 0
-        # The first round that the aggregator has to see again.
+        # The first round that the aggregation rule has to see again.
         begin = len(rounds)
         if self.engine.aggregator.has_memory:
             begin = self._load_rule_state(len(rounds))
@@ -209,7 +210,7 @@ class Recording:
         return self.engine.apply(record.global_weights, record.aggregate), rounds[-1] + 1
 
     def _require_updates(self, rounds: range) -> None:
-        """Refuse to go on if rounds have to be seen again that the history did not keep."""
+        """Refuse to resume if updates of these rounds are needed that the history did not keep."""
         history = self.history
         keep = history.manifest.keep
         for t in rounds if keep else ():
@@ -222,21 +223,21 @@ class Recording:
 
     @property
     def _rule_state_path(self) -> Path | None:
-        """Where what the rule remembers is kept, which saves replaying the rounds before."""
+        """File with the memory of the aggregation rule; it saves replaying the rounds before."""
         return None if self.folder is None else self.folder / "aggregator.npz"
 
     def _save_rule_state(self, next_round: int) -> None:
-        """Save what the rule remembers, once all the rounds it is of are stored."""
+        """Save the memory of the aggregation rule, after the rounds that it has seen are stored."""
         path, aggregator = self._rule_state_path, self.engine.aggregator
         if path is not None and aggregator.has_memory:
             self.writer.wait()
             store_id = self.history.manifest.store_id
             state = aggregator.state_dict()
-            register_derived(path)  # a rule may remember single clients
+            register_derived(path)  # the memory may hold data of single clients
             save_state(path, {"store_id": store_id, "next": next_round, "aggregator": state})
 
     def _load_rule_state(self, num_rounds: int) -> int:
-        """Let the rule remember what was saved; return the first round to replay."""
+        """Load the saved memory of the aggregation rule; return the first round to replay."""
         path = self._rule_state_path
         if path is None or not path.exists():
             return 0
@@ -246,7 +247,7 @@ class Recording:
             _log.warning("%s The whole history is replayed instead.", error)
             return 0
         if state["store_id"] != self.history.manifest.store_id or state["next"] > num_rounds:
-            return 0  # of another history
+            return 0  # the file belongs to another history
         self.engine.aggregator.load_state_dict(on_device(state["aggregator"], self.runtime.device))
         return int(state["next"])
 
@@ -272,6 +273,7 @@ class Recording:
         )
 
     def _require_same(self, recorded: Manifest, current: Manifest) -> None:
+        """Refuse to resume a recording that had other settings."""
         layout = self.federation.layout
         self.history.check_model(layout.fingerprint, layout.num_parameters)
         names = ("clients", "malicious", "seed", "aggregator", "server_lr", "max_rounds")
@@ -281,13 +283,13 @@ class Recording:
             if getattr(recorded, name) != getattr(current, name)
         ]
         if differences:
-            told = "; ".join(
+            listed = "; ".join(
                 f"{name}: {_short(getattr(recorded, name))} recorded, "
                 f"{_short(getattr(current, name))} now"
                 for name in differences
             )
             raise ConfigurationError(
-                f"Cannot resume, because this is another recording ({told}). "
+                f"Cannot resume, because this is another recording ({listed}). "
                 "HINT: use the recorded settings, or an empty history."
             )
 
@@ -309,18 +311,17 @@ class Recording:
                 "diverges; lower `server_lr` or use a robust aggregation rule."
             )
         runtime.call("on_updates", ctx, sent)
-        remembers = engine.aggregator.has_memory
-        # What has a memory sees the round as a resumed recording will.
-        decoded = remembers or self.detector is not None or bool(attack_state)
+        rule_has_memory = engine.aggregator.has_memory
+        # A component with a memory sees updates as stored: a resumed recording replays these.
         seen = sent
-        if decoded:
+        if rule_has_memory or self.detector is not None or bool(attack_state):
             seen = dataclasses.replace(sent, updates=self.history.as_stored(sent.updates))
         if attack_state and engine.attack is not None:
             engine.attack.load_state_dict(attack_state)
             engine.remember(ctx, seen)
         new, aggregate = engine.server_step(
             ctx,
-            seen.updates if remembers else sent.updates,
+            seen.updates if rule_has_memory else sent.updates,
             sent.num_samples,
             sent.client_ids,
             weights,

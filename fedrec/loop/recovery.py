@@ -1,4 +1,4 @@
-"""Recovery: step through the recorded rounds with a recoverer. Part of `FederatedLoop`."""
+"""Recovery, a part of `FederatedLoop`: stepping through the recorded rounds with a recoverer."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from fedrec.types import RunResult
 __all__ = ["Recovery", "help_from_attackers"]
 
 
-def help_from_attackers(name: str, hostile: Sequence[str]) -> str:
-    """Say why a method that asks excluded clients is refused if they are malicious."""
+def help_from_attackers(name: str, malicious: Sequence[str]) -> str:
+    """Return the error text for a method that asks excluded clients some of which are malicious."""
     return (
-        f"{name} asks the excluded clients for help, but {hostile[:10]} are malicious and would "
+        f"{name} asks the excluded clients for help, but {malicious[:10]} are malicious and would "
         "send what they want. HINT: use a recoverer that leaves them alone."
     )
 
@@ -68,7 +68,7 @@ class Recovery:
     on_bad_update: str
 
     def run(self) -> RunResult:
-        """Recover, or go on recovering."""
+        """Recover from the start, or go on from the last checkpoint."""
         runtime, history = self.runtime, self.history
         self._prepare()
         state = self._load() if self.resume else None
@@ -97,7 +97,7 @@ class Recovery:
         steps = list(self.recoverer.rounds(self.view, self.rounds))
         self.steps = steps = steps[: runtime.limit(len(steps))]
         if state is None and steps and steps[0] > 0 and self.engine.buffers.values is not None:
-            # Rounds after the recording go on from the last one that counts.
+            # A recovery that starts later starts from the buffers of the round before.
             last = history.read_round(min(steps[0], self.rounds) - 1, ()).to(runtime.device)
             self.engine.buffers.values = last.buffers
         if not finished:
@@ -130,7 +130,7 @@ class Recovery:
     def _steps(
         self, steps: Sequence[int], first: int, weights: Tensor, seconds: float, log: MetricsLog
     ) -> tuple[Tensor, float]:
-        """Do the rounds that are left."""
+        """Do the rounds from `first` on; return the final weights and the seconds spent."""
         saved, every = time.monotonic(), self.runtime.settings.checkpoint_every
         self.reader = RoundReader(self.view, [t for t in steps if t >= first], self.runtime.device)
         try:
@@ -218,7 +218,7 @@ class Recovery:
         self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
 
     def _require_cooperation(self) -> None:
-        """Refuse a method that asks excluded clients if those are gone or would not do it."""
+        """Refuse a method that asks excluded clients if some have left or are malicious."""
         name, exclude = type(self.recoverer).__name__, set(self.exclude)
         gone = sorted(exclude.difference(self.federation.client_ids))
         if gone:
@@ -226,12 +226,12 @@ class Recovery:
                 f"{name} asks the excluded clients for help, but {gone[:10]} are not in the "
                 "federation. HINT: use another recoverer once they have left."
             )
-        hostile = sorted(exclude.intersection(self.federation.malicious))
-        if self.attack is not None and hostile:
-            raise ConfigurationError(help_from_attackers(name, hostile))
+        malicious = sorted(exclude.intersection(self.federation.malicious))
+        if self.attack is not None and malicious:
+            raise ConfigurationError(help_from_attackers(name, malicious))
 
     def _require_same_training(self) -> None:
-        """Refuse a federation that would not send what the recorded one would have sent."""
+        """Refuse a federation whose clients differ from the recorded ones in what they send."""
         manifest, federation = self.history.manifest, self.federation
         if self.attack is not None:
             then, now = (
@@ -246,11 +246,12 @@ class Recovery:
         if self.batch_policy == "fresh":
             return
         sizes = {client.client_id: client.num_samples for client in federation.clients}
-        other = [c for c in self.remaining if sizes[c] != manifest.clients[c]]
-        if other:
+        differing = [c for c in self.remaining if sizes[c] != manifest.clients[c]]
+        if differing:
+            first = differing[0]
             raise ConfigurationError(
-                f"Client {other[0]!r} had {manifest.clients[other[0]]} samples in the recording, "
-                f"but has {sizes[other[0]]} now, so that it would train on other batches. HINT: "
+                f"Client {first!r} had {manifest.clients[first]} samples in the recording, "
+                f"but has {sizes[first]} now, so that it would train on other batches. HINT: "
                 "build the federation from the same data, split in the same way; "
                 '`batch_policy="fresh"` gives up replaying the recorded batches.'
             )
@@ -266,12 +267,12 @@ class Recovery:
                 )
 
     def _rounds_of_clients(self) -> dict[str, int]:
-        """Count in how many rounds each remaining client originally took part."""
+        """Return the number of recorded rounds that each remaining client took part in."""
         counts = dict.fromkeys(self.remaining, 0)
         for t in range(self.rounds):
             for client_id in self.view.cohort(t):
                 counts[client_id] += 1
-        if self.recoverer.needs_excluded_client:  # noted too, but with no rounds to save
+        if self.recoverer.needs_excluded_client:  # in the ledger, too, but with no rounds to save
             counts |= dict.fromkeys(self.exclude, 0)
         return counts
 
@@ -281,7 +282,7 @@ class Recovery:
         """Do one round; return the next weights and the seconds spent, evaluation left out."""
         runtime, engine, meter = self.runtime, self.engine, self.meter
         began = time.perf_counter()
-        # After the recording, all that remain may be asked.
+        # In rounds after the recording, all remaining clients may be asked.
         cohort = self.view.cohort(t) if t < self.recorded else self.remaining
         logged: dict[str, float] = {}
         new = weights
@@ -315,7 +316,7 @@ class Recovery:
     def _context(
         self, t: int, cohort: tuple[str, ...], weights: Tensor, logged: dict[str, float]
     ) -> MeteredContext:
-        """Make what the recoverer works with in a round."""
+        """Return the context of the recoverer in a round."""
         runtime, engine = self.runtime, self.engine
         asking = engine.context(t, cohort, weights, logged.__setitem__)
         helping = self.exclude if self.recoverer.needs_excluded_client else ()
@@ -338,7 +339,7 @@ class Recovery:
     # -- files ----------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, Any]:
-        """Return what a checkpoint has to agree with."""
+        """Return the settings that a checkpoint has to agree with."""
         engine = self.engine
         return {
             "store_id": self.history.manifest.store_id,
@@ -356,13 +357,13 @@ class Recovery:
         return None if self.folder is None else self.folder / "checkpoint.npz"
 
     def _forget_earlier_run(self) -> None:
-        """Remove what an earlier recovery of this name left, so that it is never taken for ours."""
+        """Remove the files of an earlier recovery of the same name."""
         if self.folder is not None:
             for name in ("checkpoint.npz", "diagnostics.csv", "ledger.csv", "model.ckpt"):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _load(self) -> dict[str, Any] | None:
-        """Read the checkpoint, if there is one, and check that it is of this recovery."""
+        """Return the checkpoint's state, or `None` without one; refuse that of another recovery."""
         path = self._checkpoint()
         if path is None and not self.runtime.settings.fast_dev_run:
             raise ConfigurationError(
@@ -382,7 +383,11 @@ class Recovery:
         return state
 
     def _restore(self, state: dict[str, Any]) -> tuple[Tensor, int, float]:
-        """Bring everything to where it was at the checkpoint."""
+        """Bring all components into their states at the checkpoint.
+
+        Returns:
+            The weights, the next round, and the seconds spent so far.
+        """
         engine, device = self.engine, self.runtime.device
         require_same_plan(state["execution"], self.execution, "the recovery")
         if not state["finished"]:
@@ -420,7 +425,7 @@ class Recovery:
                 "finished": finished,
                 "rounds": len(self.steps),
                 "weights": weights,
-                # Pairs are large, and a finished recovery needs none.
+                # A recoverer's state is large, and a finished recovery does not need it.
                 "recoverer": {} if finished else self.recoverer.state_dict(),
                 "diagnostics": self.recoverer.diagnostics(),
                 "aggregator": engine.aggregator.state_dict(),

@@ -1,4 +1,4 @@
-"""What one client is tried on before round 0."""
+"""Trials with one client before round 0: which buffers training changes, whether data repeat."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedrec.clients.batches import is_plain
+from fedrec.clients.generators import random_numbers
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import random_numbers
 from fedrec.clients.state import state_of
 from fedrec.exceptions import ConfigurationError
 from fedrec.loop.round import Engine
@@ -25,12 +25,12 @@ __all__ = ["buffers_that_change", "check_repeatable"]
 def buffers_that_change(engine: Engine, global_weights: Tensor) -> list[str]:
     """Return the buffers that one client's local training changes in the first two rounds.
 
-    Two, since some follow from weights, and change only once those have. Nothing else comes of
-    it. Running statistics are known without.
+    Two rounds, since a buffer that is computed from the weights changes only after they have. The
+    module is left as it was. Running statistics are returned without a trial.
 
     Args:
         engine: Computes the rounds.
-        global_weights: The initial ones, shape $(d,)$.
+        global_weights: The initial weights, shape $(d,)$.
     """
     federation = engine.federation
     module, layout = federation.module, ParameterVector(federation.module)
@@ -53,14 +53,14 @@ def buffers_that_change(engine: Engine, global_weights: Tensor) -> list[str]:
 
 
 def check_repeatable(engine: Engine, global_weights: Tensor) -> None:
-    """Refuse data that cannot be read again as they were, as one client's first batch shows.
+    """Refuse data if one client's first batch differs when it is read again with the same seeds.
 
     Args:
         engine: Computes the rounds.
-        global_weights: The initial ones, shape $(d,)$.
+        global_weights: The initial weights, shape $(d,)$.
 
     Raises:
-        ConfigurationError: If it is another batch when it is read again.
+        ConfigurationError: If the batch differs each time it is read.
     """
     clients = [c for c in engine.federation.clients if isinstance(c, LightningClient)]
     client = next((c for c in clients if not is_plain(c.dataset, c.collate_fn)), None)
@@ -68,7 +68,7 @@ def check_repeatable(engine: Engine, global_weights: Tensor) -> None:
         return
     ctx = engine.context(0, engine.federation.client_ids, global_weights)
     indices, batches = client.batches(ctx)[0], list[Any]()
-    for _ in range(3):  # the first may make what is kept, a generator say
+    for _ in range(3):  # the first reading may differ: it may make generators that are kept
         with random_numbers(ctx, client.client_id, client.generators()):
             batches.append(client.read(indices, torch.device("cpu")))
         if len(batches) > 1 and _are_equal(*batches[-2:]):
@@ -83,7 +83,7 @@ def check_repeatable(engine: Engine, global_weights: Tensor) -> None:
 
 @contextmanager
 def _on_trial(client: LightningClient) -> Iterator[None]:
-    """Let a client train before round 0, and leave no trace of it in its module."""
+    """Restore a client's module on exit, and name the client in an error."""
     state = state_of(client.module)
     try:
         yield
@@ -94,9 +94,9 @@ def _on_trial(client: LightningClient) -> Iterator[None]:
         state.restore()
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def _are_equal(first: Any, second: Any) -> bool:
     """Whether the tensors of two batches have the same values."""
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    pairs = zip(tree_leaves(first), tree_leaves(second), strict=True)
     return all(
         a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
         for a, b in pairs

@@ -47,17 +47,17 @@ class Engine:
         executor: Computes honest updates.
         aggregator: The aggregation rule.
         server_lr: Learning rate of the server step.
-        attack: What malicious clients do, or `None`.
+        attack: The attack of the malicious clients, or `None`.
         malicious: Malicious clients that take part in this phase.
         seed: Seed of the recording.
-        device: Where tensors live.
-        autocast: Context manager of the chosen precision.
+        device: Device of the tensors.
+        autocast: Makes the context manager of the chosen precision.
         batch_policy: `"replay"` or `"fresh"`.
         on_bad_update: `"raise"` or `"drop"`.
 
     Attributes:
-        last_aggregate: What the aggregation rule returned last, shape $(d,)$, or `None`.
-        clients: By id; malicious ones with poisoned data.
+        last_aggregate: The last result of the aggregation rule, shape $(d,)$, or `None`.
+        clients: The clients by id; malicious clients have poisoned data.
         buffers: The averaged buffers.
     """
 
@@ -86,7 +86,8 @@ class Engine:
             self.attack.reset(self.federation.malicious)
         self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
         self.buffers = AveragedBuffers(self.federation, self.device)
-        self._fakes = frozenset(c for c, one in self.clients.items() if isinstance(one, FakeClient))
+        fakes = (c for c in self.clients.values() if isinstance(c, FakeClient))
+        self._fakes = frozenset(client.client_id for client in fakes)
         if self.aggregator.needs_server_update:
             self._server = server_client(self.federation, type(self.aggregator).__name__)
         for client in self.clients.values():
@@ -95,6 +96,7 @@ class Engine:
         self.federation.module.to(self.device)
 
     def _poisoned(self, client: Client) -> Client:
+        """Return a malicious client with poisoned data, any other client as it is."""
         if self.attack is None or client.client_id not in self.malicious:
             return client
         if not self.attack.poisons_data or isinstance(client, FakeClient):
@@ -115,13 +117,13 @@ class Engine:
         global_weights: Tensor,
         logger: Callable[[str, float], None] = lambda name, value: None,
     ) -> RoundContext:
-        """Make the context that clients of this round get.
+        """Return the context that the clients of a round are given.
 
         Args:
             t: The round.
             client_ids: The cohort.
             global_weights: Shape $(d,)$.
-            logger: Gets what is logged; by default nobody does.
+            logger: Called with a name and a number that is logged; by default nothing is logged.
         """
         return RoundContext(
             round=t,
@@ -142,11 +144,11 @@ class Engine:
     def ask(
         self, ctx: RoundContext, client_ids: Sequence[str], work: LocalWork | None = None
     ) -> CohortUpdates:
-        """Get what these clients send: honest updates, attacked where malicious, then checked.
+        """Return what clients send: updates that are crafted if malicious, and then checked.
 
-        A full-knowledge attacker sees the honest updates of the whole cohort, also where only some
-        clients are asked. Those are computed once per round, as part of the simulation. Attackers
-        that collude see each other's.
+        A full-knowledge attacker sees the honest updates of the whole cohort, even if only some
+        clients are asked. These updates are computed once per round, as part of the simulation.
+        Attackers that collude see each other's honest updates.
         """
         asked = list(client_ids)
         if self._is_attacked(ctx, asked):
@@ -164,14 +166,14 @@ class Engine:
         work: LocalWork | None,
         asked: Sequence[str],
     ) -> CohortUpdates:
-        """Compute what these clients would send; leave out, by name, what cannot be used."""
+        """Return the honest updates of clients; updates that are not finite are refused."""
         sent = self._compute(ctx, client_ids, work)
         refused = {sent.client_ids[i]: _NONFINITE for i in nonfinite_rows(sent.updates)}
         if sent.buffers is not None and self.buffers.values is not None:
             for i in nonfinite_rows(sent.buffers):
                 refused[sent.client_ids[i]] = "the buffers has NaN or infinity"
         sent = _refusing(sent, refused)
-        # What was only computed for an attacker to look at stops nothing.
+        # An update that is computed only for an attacker to see raises no error.
         self._require_usable(sent, asked)
         return sent
 
@@ -189,14 +191,14 @@ class Engine:
             return self.executor.compute(asked, ctx.global_weights, ctx)
         real = [clients[c] for c in client_ids if c not in self._fakes]
         fake = [clients[c] for c in client_ids if c in self._fakes]
-        # They would keep the executor from computing the others together.
+        # Fake clients are computed apart: the executor computes real ones together.
         sent = SequentialExecutor().compute(fake, ctx.global_weights, ctx)
         if real:
             sent = _joined(self.executor.compute(real, ctx.global_weights, ctx), sent)
         return _part(sent, client_ids)
 
     def _require_usable(self, sent: CohortUpdates, asked: Sequence[str]) -> None:
-        """Raise `UpdateError` if one of those asked was refused, and none is to be dropped."""
+        """Raise `UpdateError` if an asked client was refused, unless refused ones are dropped."""
         refused = {c: why for c, why in sent.refused.items() if c in asked}
         if refused and self.on_bad_update == "raise":
             reasons = "; ".join(f"client {c!r}: {why}" for c, why in refused.items())
@@ -217,7 +219,7 @@ class Engine:
     def _attacked(
         self, ctx: RoundContext, asked: Sequence[str], work: LocalWork | None
     ) -> CohortUpdates:
-        """Return what these clients send and perhaps others, whose updates the attackers see."""
+        """Return what the asked clients send, and others whose updates the attackers see."""
         sees_all = self.attack is not None and self.attack.full_knowledge
         if sees_all and work is None and self._crafted and self._crafted[0] == ctx.round:
             return self._crafted[1]
@@ -238,7 +240,7 @@ class Engine:
         if self.attack is None or not any(attackers):
             return sent
         aggregator = self.aggregator
-        if aggregator.has_memory:  # of which an attacker that tries the rule out must not be part
+        if aggregator.has_memory:  # an attacker that tries the rule out must not change its memory
             aggregator = copy.deepcopy(aggregator)
         attack_ctx = ctx.extended(
             AttackContext,
@@ -270,15 +272,16 @@ class Engine:
         global_weights: Tensor,
         checked: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Aggregate, then step.
+        """Aggregate updates, and do the server step.
 
         Args:
             ctx: The round.
             updates: Shape $(m, d)$.
             num_samples: Shape $(m,)$.
-            client_ids: Whose updates these are.
-            global_weights: To step from, shape $(d,)$.
-            checked: Updates that are known to be finite: those of `ask`, if nothing else had them.
+            client_ids: The clients of the rows of `updates`.
+            global_weights: The weights to step from, shape $(d,)$.
+            checked: A tensor of updates that is known to be finite: that of `ask`, if it was not
+                changed since; or `None`.
 
         Returns:
             The next global weights and the aggregate, each of shape $(d,)$.
@@ -299,7 +302,7 @@ class Engine:
         return self.apply_checked(ctx, global_weights, aggregate), aggregate
 
     def apply_checked(self, ctx: RoundContext, global_weights: Tensor, aggregate: Tensor) -> Tensor:
-        """Return the next global weights, shape $(d,)$, unless they are not finite."""
+        """Return the next global weights, shape $(d,)$; raise an error if they are not finite."""
         new = self.apply(global_weights, aggregate)
         if nonfinite_rows(new[None]):
             raise AggregationError(
@@ -319,35 +322,36 @@ class Engine:
         self.buffers.end_round()
 
     def coefficients(self, num_samples: Tensor) -> Tensor | None:
-        """Return the rule's coefficients of the rows of these clients, if it has fixed ones."""
+        """Return the fixed factors of clients' rows in the aggregation rule, or `None`."""
         rule = type(self.aggregator)
         methods = ("coefficients", "aggregate", "__call__")
         where = [next(k for k, c in enumerate(rule.__mro__) if m in vars(c)) for m in methods]
         if where[0] > min(where[1:]):
-            return None  # they are those of a class whose `aggregate` has been replaced
+            return None  # a subclass has replaced `aggregate`, but not `coefficients`
         return self.aggregator.coefficients(num_samples.float() / num_samples.sum())
 
     def simulate(self, ctx: RoundContext, client_ids: Sequence[str]) -> CohortUpdates:
-        """Compute what asking would give and leave no trace: nothing is remembered or raised."""
-        other = copy.copy(self)
-        other.attack = copy.deepcopy(self.attack)  # it may have a memory
-        other.buffers = copy.copy(self.buffers)
-        other.on_bad_update = "drop"
-        return other.ask(dataclasses.replace(ctx, logger=lambda name, value: None), client_ids)
+        """Return what `ask` would, without changing any state or raising an `UpdateError`."""
+        simulation = copy.copy(self)
+        simulation.attack = copy.deepcopy(self.attack)  # crafting may change an attack's memory
+        simulation.buffers = copy.copy(self.buffers)
+        simulation.on_bad_update = "drop"
+        silent = dataclasses.replace(ctx, logger=lambda name, value: None)
+        return simulation.ask(silent, client_ids)
 
     @property
     def attack_has_memory(self) -> bool:
-        """Whether what malicious clients send depends on earlier rounds."""
+        """Whether the attack has a memory: what it crafts depends on earlier rounds."""
         return self.attack is not None and self.attack.has_memory
 
     def remember(self, ctx: RoundContext, sent: CohortUpdates) -> None:
-        """Show an attack with a memory what was recorded of a round."""
+        """Let an attack with a memory craft again from a round's updates as they are stored."""
         if self.attack is not None and self.attack_has_memory and self.attack.is_active(ctx.round):
             self._craft(ctx, sent)
 
 
 def _fresh(component: T) -> T:
-    """Make the component anew, without whatever it remembers."""
+    """Return a new component with the same arguments, and without any memory."""
     arguments = {
         name: _fresh(value) if isinstance(value, Component) else value
         for name, value in component.init_args().items()
@@ -356,7 +360,7 @@ def _fresh(component: T) -> T:
 
 
 def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:
-    """Put what two groups of clients sent together, with the metrics of the first."""
+    """Join the updates of two groups of clients; metrics are those of the first group."""
     buffers = None
     if first.buffers is not None and second.buffers is not None:
         buffers = torch.cat([first.buffers, second.buffers])
@@ -371,14 +375,14 @@ def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:
 
 
 def _part(sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
-    """Return what these clients sent, in this order, and which of them were refused."""
-    there = set(sent.client_ids)
+    """Return the updates and refusals of the asked clients only, in the order of `asked`."""
+    usable = set(sent.client_ids)
     refused = {c: why for c, why in sent.refused.items() if c in asked}
-    return dataclasses.replace(sent.select([c for c in asked if c in there]), refused=refused)
+    return dataclasses.replace(sent.select([c for c in asked if c in usable]), refused=refused)
 
 
 def _refusing(sent: CohortUpdates, reasons: Mapping[str, str]) -> CohortUpdates:
-    """Leave these clients out, with the reason."""
+    """Return the updates without those of some clients, who are refused for the given reasons."""
     if not reasons:
         return sent
     keep = [c for c in sent.client_ids if c not in reasons]

@@ -1,4 +1,4 @@
-"""What the runs of a loop have in common: device, torch's settings, hooks, curves, files, plan."""
+"""The common part of a loop's runs: device, torch's settings, hooks, curves, files, plan."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _OLD_LIMIT = 32 << 20  # the most that older versions of glibc accept
 
 
 class Runtime:
-    """How the runs of a loop are computed, watched, tested and written down.
+    """The common part of a loop's runs: how they are computed, tested and logged.
 
     Args:
         settings: The loop's arguments. They are read when they are needed, and handed to hooks.
 
     Attributes:
-        can_do_without_ter: Whether the test error rate may be undefined, since something else is
-            measured.
+        can_do_without_ter: Whether the test error rate may be undefined, since other metrics are
+            computed.
     """
 
     def __init__(self, settings: LoopSettings) -> None:
@@ -65,7 +65,7 @@ class Runtime:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where tensors live, as Lightning Fabric chooses it."""
+        """The device of all tensors, as Lightning Fabric chooses it."""
         # Precision is applied by `autocast` below; Fabric would announce it on the terminal.
         on_cuda = self.settings.accelerator != "cpu" and torch.cuda.is_available()
         return Fabric(accelerator="cuda" if on_cuda else "cpu", devices=1).device
@@ -80,9 +80,9 @@ class Runtime:
 
     @contextmanager
     def running(self, federation: Federation) -> Iterator[None]:
-        """Set torch up for a run, then leave its settings and the module as they were found.
+        """Set torch up for a run; restore its settings and the module on exit.
 
-        Callbacks are told of an error.
+        If the run ends by an error, callbacks get it.
         """
         before = torch.are_deterministic_algorithms_enabled()
         threads = torch.get_num_threads()
@@ -94,10 +94,10 @@ class Runtime:
         torch.set_num_threads(self.settings.num_threads or (1 if small else threads))
         if self.device.type == "cpu":
             keep_freed_memory()
-        # On CUDA, convolutions would otherwise keep 10 bits of what "32-true" promises.
+        # With TF32, convolutions on CUDA would have 10 bits of precision instead of 23.
         torch.backends.cudnn.allow_tf32 = False
         if self.settings.deterministic:
-            # What cuBLAS asks for before its results can be repeated.
+            # cuBLAS needs this setting for deterministic results.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         try:
@@ -119,7 +119,7 @@ class Runtime:
                 logger.save()
 
     def choose_executor(self) -> Executor:
-        """Return the executor that was asked for."""
+        """Return the executor that the loop's argument `executor` names."""
         executor = self.settings.executor
         if isinstance(executor, Executor):
             return executor
@@ -130,7 +130,9 @@ class Runtime:
     def plan(
         self, engine: Engine, global_weights: Tensor, client_ids: Sequence[str]
     ) -> dict[str, Any]:
-        """Let the executor choose its path; describe all that the bits of a result depend on.
+        """Let the executor choose its path, and return the execution plan.
+
+        The plan has everything that the bits of a result depend on, besides its seed.
 
         Args:
             engine: Computes the rounds.
@@ -151,11 +153,11 @@ class Runtime:
         }
 
     def limit(self, max_rounds: int) -> int:
-        """Return the number of rounds, cut down by `fast_dev_run`."""
+        """Return the number of rounds, limited by `fast_dev_run`."""
         limit = self.settings.fast_dev_run
         return min(max_rounds, _DEV_ROUNDS if limit is True else limit) if limit else max_rounds
 
-    # -- who is told ----------------------------------------------------------------------------
+    # -- callbacks and logs ---------------------------------------------------------------------
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback."""
@@ -163,7 +165,7 @@ class Runtime:
             getattr(callback, hook)(self.settings, *args)
 
     def announce(self, plan: Mapping[str, Any], num_bytes: int) -> None:
-        """Say how updates are computed, unless it was said before, and in how much memory."""
+        """Log how updates are computed, and their memory, unless the same was logged before."""
         text = plan_text(plan)
         if text != self._announced:
             self._announced = text
@@ -183,11 +185,11 @@ class Runtime:
         return None if self.settings.fast_dev_run else self.settings.default_root_dir
 
     def metrics_log(self, folder: Path | None, prefix: str, first_round: int) -> MetricsLog:
-        """Return where the figures of a run go.
+        """Return the log for the figures of a run.
 
         Args:
-            folder: Of metrics.csv, or `None`.
-            prefix: Put before the names for loggers.
+            folder: The folder of metrics.csv, or `None` for no file.
+            prefix: Prefix of the names that loggers get.
             first_round: The round that the run begins with.
         """
         path = folder / "metrics.csv" if folder and self.settings.logger is not False else None
@@ -196,7 +198,7 @@ class Runtime:
     # -- tests ----------------------------------------------------------------------------------
 
     def check_evaluation(self, federation: Federation, attack: Attack | None) -> None:
-        """Refuse what cannot be tested before anything is trained.
+        """Refuse, before anything is trained, a model and data that cannot be tested.
 
         Raises:
             ConfigurationError: As in `evaluate`.
@@ -237,15 +239,15 @@ class Runtime:
         attack: Attack | None,
         buffers: Tensor | None,
     ) -> dict[str, float]:
-        """Evaluate on the fixed subset; empty without test data."""
+        """Return the results on the fixed subset of the test data; empty without test data."""
         whole = federation.test_dataset
         if whole is None:
             return {}
         if self._subset is None or self._subset[0] is not whole:
             settings = self.settings
             self._subset = whole, fixed_subset(whole, settings.eval_samples, settings.seed)
-        found = self.evaluate(federation, self._subset[1], global_weights, attack, buffers)
-        return {name: value for name, value in found.items() if value is not None}
+        values = self.evaluate(federation, self._subset[1], global_weights, attack, buffers)
+        return {name: value for name, value in values.items() if value is not None}
 
     def evaluates(self, t: int, max_rounds: int) -> bool:
         """Whether the curve has a point after round `t`."""

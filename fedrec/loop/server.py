@@ -1,4 +1,4 @@
-"""What the server computes with clean data of its own: training, and a loss."""
+"""Training, and computing a loss, on the server's own clean data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.base import Client
+from fedrec.clients.generators import generators_restored
 from fedrec.clients.lightning import LightningClient
-from fedrec.clients.local import generators_restored
 from fedrec.clients.objective import LocalWork
 from fedrec.clients.state import state_of
 from fedrec.clients.step import training_step
@@ -26,7 +26,7 @@ _BATCH = 256
 
 
 def no_server_data(method: str) -> str:
-    """Say that this method needs clean data at the server, and where they come from."""
+    """Return the error text for a method that needs clean data at the server."""
     return (
         f"{method} needs clean data at the server, but there are none. HINT: set "
         "`server_samples=` of the data module, or, in Python, `server_data=` of the federation."
@@ -34,14 +34,14 @@ def no_server_data(method: str) -> str:
 
 
 def server_client(federation: Federation, method: str) -> LightningClient:
-    """Return a client that trains on the server's data as the first of the clients does on its.
+    """Return a client with the server's data that trains like the first `LightningClient`.
 
     Args:
         federation: Clients and the server's data.
-        method: Names who needs it, in an error.
+        method: Name of the method that needs the data, for errors.
 
     Raises:
-        ConfigurationError: If there are no such data, or no such client.
+        ConfigurationError: If the server has no data, or no client is a `LightningClient`.
     """
     data = federation.server_data
     num_samples = 0 if data is None else len(data)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def server_client(federation: Federation, method: str) -> LightningClient:
 
 
 def trained(server: Client, global_weights: Tensor, ctx: RoundContext) -> CohortUpdates:
-    """Let the server train from these weights, and check what comes out.
+    """Return what the server's client sends after training from the weights.
 
     Raises:
         AggregationError: If its update is not finite.
@@ -74,12 +74,12 @@ def trained(server: Client, global_weights: Tensor, ctx: RoundContext) -> Cohort
 
 
 def require_lightning(work: LocalWork, clients: Sequence[Client]) -> None:
-    """Raise `ConfigurationError` if a client may not understand other work than usual."""
-    odd = next((c for c in clients if not isinstance(c, LightningClient)), None)
-    if odd is not None and not work.is_as_usual:
+    """Raise `ConfigurationError` if `work` needs a `LightningClient` and a client is none."""
+    other = next((c for c in clients if not isinstance(c, LightningClient)), None)
+    if other is not None and not work.is_as_usual:
         raise ConfigurationError(
-            f"Client {odd.client_id!r} is a {type(odd).__name__}, which fedrec cannot train with "
-            "another objective or learning rate. HINT: make it a LightningClient."
+            f"Client {other.client_id!r} is a {type(other).__name__}, which fedrec cannot train "
+            "with another objective or learning rate. HINT: make it a LightningClient."
         )
 
 
@@ -90,14 +90,16 @@ def server_loss(
     device: torch.device,
     method: str,
 ) -> float:
-    """Return the mean loss of these weights, without training.
+    """Return the mean loss of global weights on the server's data, without training.
+
+    It is the loss of the module's `training_step`, in evaluation mode.
 
     Args:
-        federation: The loss is that of its module's `training_step`, in evaluation mode.
+        federation: Clients and the server's data.
         global_weights: Shape $(d,)$.
         buffers: Averaged buffers, shape $(b,)$, or `None`.
-        device: Where to compute.
-        method: Names who needs it, in an error.
+        device: The device to compute on.
+        method: Name of the method that needs the loss, for errors.
 
     Raises:
         ConfigurationError: If the server has no data, or the module gives no loss.

@@ -1,4 +1,4 @@
-"""Metrics: error, attack success, and what a recovery costs clients."""
+"""Metrics: test error, attack success, and the costs of a recovery for clients."""
 
 from fedrec.metrics.attack_success_rate import AttackSuccessRate
 from fedrec.metrics.convergence import rounds_to_converge

@@ -1,4 +1,4 @@
-"""Predicted and true labels from what a model gives and what a data set says."""
+"""Predicted and true labels, from a model's outputs and a data set's targets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fedrec.exceptions import ConfigurationError, ShapeError
 
 __all__ = ["UndefinedRateError", "decisions", "has_one_logit_each", "num_classes"]
 
-# Positions with this label are left out, as torch's `cross_entropy` does.
+# Positions with this label are left out, as in torch's `cross_entropy`.
 _IGNORED = -100
 
 
 class UndefinedRateError(ConfigurationError):
-    """There are no labels to be right or wrong about."""
+    """Targets are numbers and not labels, so that no rate of wrong labels is defined."""
 
 
 def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return predicted and true labels, of one shape, or flat where positions are left out.
+    """Return predicted and true labels, of one shape; flat if positions are left out.
 
     Logits with a NaN among them predict no label, which is written as -1: the argmax of a
     diverged model would be an arbitrary class, possibly the attacker's.
@@ -50,18 +50,18 @@ def decisions(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     kept, classes = target != _IGNORED, preds.shape[1]
     if not bool(kept.all()):
         labels, target = labels[kept], target[kept]
-    odd = target[(target < 0) | (target >= classes)]
-    if len(odd):
+    outside = target[(target < 0) | (target >= classes)]
+    if len(outside):
         raise ShapeError(
             f"Expected labels in 0..{classes - 1}, as many as the model has outputs, but got "
-            f"{int(odd[0])}. HINT: give the model as many outputs as there are classes; a label of "
-            f"{_IGNORED} leaves a position out."
+            f"{int(outside[0])}. HINT: give the model as many outputs as there are classes; a "
+            f"label of {_IGNORED} leaves a position out."
         )
     return labels, target
 
 
 def has_one_logit_each(preds: Tensor, target: Tensor) -> bool:
-    """Whether there is one logit for each label: shapes are equal, but for a dimension of 1."""
+    """Whether there is one logit for each label: shapes are equal, except a dimension of 1."""
     if not preds.is_floating_point():
         return False
     shapes = {tuple(preds.shape), tuple(target.shape)}
@@ -72,21 +72,21 @@ def has_one_logit_each(preds: Tensor, target: Tensor) -> bool:
 
 
 def num_classes(preds: Tensor, target: Tensor) -> int | None:
-    """Return how many labels a prediction chooses from; `None` if it is made of labels."""
+    """Return the number of labels that a prediction chooses from; `None` if `preds` are labels."""
     if has_one_logit_each(preds, target):
         return 2
     return preds.shape[1] if preds.is_floating_point() and preds.ndim > 1 else None
 
 
 def _require_zero_or_one(target: Tensor) -> None:
-    odd = target[(target != 0) & (target != 1)]
-    if not len(odd):
+    other = target[(target != 0) & (target != 1)]
+    if not len(other):
         return
     if target.is_floating_point():
-        raise UndefinedRateError(_undefined(odd))
+        raise UndefinedRateError(_undefined(other))
     raise ShapeError(
         f"Expected labels 0 and 1 where the model gives one logit for each label, but got "
-        f"{odd[0].item()}. HINT: give the model one output for each class; numbers to regress on "
+        f"{other[0].item()}. HINT: give the model one output for each class; numbers to regress on "
         "have to be floating-point."
     )
 

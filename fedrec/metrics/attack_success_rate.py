@@ -1,4 +1,4 @@
-"""Attack success rate."""
+"""The attack success rate."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["AttackSuccessRate"]
 class AttackSuccessRate(Metric):
     r"""ASR: the fraction of triggered test inputs that are predicted as the target label.
 
-    Inputs whose true label is the target label are dropped: they say nothing about the attack.
+    Inputs whose true label is the target label are left out: for them, that prediction is right.
 
     $$ \mathrm{ASR} = \frac{\sum_i [y_i \ne c]\,[\hat y_i = c]}{\sum_i [y_i \ne c]} $$
 
     where $\hat y_i$ is the prediction for input $i$ with the trigger, $y_i$ its true label and $c$
-    the target label. A row of logits with a NaN is no success. With no input left, the result is
-    NaN.
+    the target label. A row of logits with a NaN is no success. If all inputs are left out, the
+    result is NaN.
 
     Args:
         target_label: The label $c$ that the attacker wants.
@@ -60,7 +60,7 @@ class AttackSuccessRate(Metric):
         self.add_state("total", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Count the hits among a batch of triggered inputs."""
+        """Count the successes in a batch of triggered inputs."""
         labels, truth = decisions(preds, target)
         if target.numel() != len(target):
             raise ShapeError(

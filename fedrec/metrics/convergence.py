@@ -1,4 +1,4 @@
-"""When a model has converged."""
+"""The number of rounds until a model has converged."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from fedrec._checks import check_float, check_int
 
 __all__ = ["rounds_to_converge"]
 
-# What rates may be wrong by, as metrics compute them in float32.
+# Rounding error of rates, which metrics compute in float32.
 _ROUNDING = 1e-7
 
 
 def rounds_to_converge(
     errors: Sequence[float], *, patience: int = 20, tolerance: float = 0.001
 ) -> int | None:
-    r"""Return after how many rounds a model has converged.
+    r"""Return the number of rounds after which a model has converged.
 
-    With $m_k$ the least error of the first $k$ rounds, it is the first $k > p$ with
-    $m_{k - p} - m_k \le \epsilon$: the last $p$ rounds did not lower it by more than $\epsilon$. A
-    model that has not begun to learn ($m_1 - m_k \le \epsilon$) has not converged.
+    Let $m_k$ be the least error of the first $k$ rounds. The result is the first $k > p$ with
+    $m_{k - p} - m_k \le \epsilon$: the last $p$ rounds did not lower the least error by more than
+    $\epsilon$. A model that has not begun to learn ($m_1 - m_k \le \epsilon$) has not converged.
 
     Args:
         errors: Test error rate after each round, fractions in [0, 1].
@@ -28,7 +28,7 @@ def rounds_to_converge(
         tolerance: $\epsilon$, a fraction, at least 0.
 
     Returns:
-        $k$, or `None` if there is none.
+        $k$, or `None` if the model has not converged.
 
     Raises:
         ConfigurationError: If an argument is out of range.

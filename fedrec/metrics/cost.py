@@ -1,4 +1,4 @@
-"""What a recovery costs clients."""
+"""The ledger of what clients are asked for in a recovery."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class CostEntry(NamedTuple):
     """One request to one client.
 
     Args:
-        client_id: Who was asked.
+        client_id: The client that was asked.
         round: Round of the recovery.
-        reason: Why, one of `REASONS`.
+        reason: Why it was asked, one of `REASONS`.
         local_steps: Mini-batch steps the client took.
         num_bytes: Bytes sent to and received from the client.
     """
@@ -42,15 +42,15 @@ class CostEntry(NamedTuple):
 
 
 class CostLedger:
-    r"""Who was asked for exact updates during a recovery, when and why.
+    r"""Every request for an exact update during a recovery: client, round and reason.
 
     $$ \mathrm{CP}_i = \frac{T_i - T_{r,i}}{T_i}, \qquad
        \mathrm{ACP} = \frac{1}{n'} \sum_i \mathrm{CP}_i $$
 
     Both are fractions, at most 1; papers report them in percent. $T_i$ is the number of rounds
-    client $i$ would compute in when training from scratch and $T_{r,i}$ the number of rounds in
-    which it was asked; twice in one round counts once. The mean runs over the $n'$ clients that
-    remain in the recovery, which are the clients given here without those of $T_i = 0$.
+    client $i$ would compute in when training from scratch, and $T_{r,i}$ the number of rounds in
+    which it was asked (once or more often). The mean runs over the $n'$ clients that remain in the
+    recovery: the clients of `num_rounds` without those with $T_i = 0$.
 
     Args:
         num_rounds: $T_i$ by client, for the clients that remain in the recovery.
@@ -80,7 +80,8 @@ class CostLedger:
         }
         self._client_index = {client_id: i for i, client_id in enumerate(self.num_rounds)}
         self._reason_index = {reason: i for i, reason in enumerate(REASONS)}
-        # Five numbers an entry in one flat array: a long recovery has hundreds of thousands.
+        # One flat array, five numbers an entry: a long recovery has hundreds of thousands of
+        # entries.
         self._rows = array("q")
 
     def add(
@@ -113,7 +114,7 @@ class CostLedger:
 
     @property
     def entries(self) -> tuple[CostEntry, ...]:
-        """Everything that was added, in order."""
+        """All entries in the order they were added."""
         client_ids = tuple(self.num_rounds)
         numbers = iter(self._rows)
         return tuple(
@@ -125,17 +126,17 @@ class CostLedger:
         return np.array(self._rows, dtype=np.int64).reshape(len(self), 5)
 
     def _first_requests(self) -> NDArray[np.int64]:
-        """Return the row of the first request to each client in each round it was asked in."""
+        """Return, for each client and round, the row of the first request to the client."""
         rows = self._table()
         pairs = rows[:, 0] * (rows[:, 1].max(initial=0) + 1) + rows[:, 1]
         return rows[np.unique(pairs, return_index=True)[1]]
 
     def _counted(self) -> NDArray[np.bool_]:
-        """Return which clients count in the ACP: those that would compute in some round."""
+        """Return, for each client, whether it counts in the ACP: whether $T_i > 0$."""
         return np.array(list(self.num_rounds.values()), dtype=np.int64) > 0
 
     def cp(self) -> dict[str, float]:
-        """Return the fraction of its rounds that each client is spared, the CP; at most 1.
+        """Return the CP of every client: the fraction of its rounds that it is spared, at most 1.
 
         Clients with $T_i = 0$ are left out.
         """
@@ -152,9 +153,9 @@ class CostLedger:
         return sum(cp.values()) / len(cp) if cp else float("nan")
 
     def exact_rounds_by_reason(self) -> dict[str, float]:
-        """Return how many rounds a client was asked in, on average, for every reason.
+        """Return, for every reason, the mean number of rounds in which a client was asked.
 
-        A round in which a client was asked twice counts for the first reason, so that the sum over
+        A round in which a client was asked twice counts for the first reason only. So the sum over
         reasons is the mean of $T_{r,i}$ over the clients that count in the ACP.
         """
         first = self._first_requests()
@@ -164,14 +165,14 @@ class CostLedger:
         return {r: count / num_clients for r, count in zip(REASONS, counts.tolist(), strict=True)}
 
     def mean_local_steps(self) -> float:
-        """Return the mini-batch steps of a client, on average over those that count in the ACP."""
+        """Return the mean number of mini-batch steps of the clients that count in the ACP."""
         rows = self._table()
         counted = self._counted()
         steps = int(rows[counted[rows[:, 0]], 3].sum())
         return steps / max(int(counted.sum()), 1)
 
     def before(self, round: int) -> CostLedger:
-        """Return a ledger with the entries of earlier rounds alone.
+        """Return a ledger with only the entries of rounds before `round`.
 
         Args:
             round: The first round that is left out, 0-based.
@@ -186,12 +187,12 @@ class CostLedger:
         return sum(self._rows[4::5])
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write one line per entry, in order, under a line with the names of the columns."""
+        """Write a CSV file: the names of the columns, then one line per entry, in order."""
         write_atomically(Path(path), csv_text([CostEntry._fields, *self.entries]).encode())
 
     @classmethod
     def from_csv(cls, path: str | os.PathLike[str], num_rounds: Mapping[str, int]) -> CostLedger:
-        """Read what `to_csv` wrote.
+        """Return the ledger that `to_csv` wrote.
 
         Args:
             path: The file.
@@ -216,7 +217,7 @@ class CostLedger:
         return ledger
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all entries as an int64 tensor, and the names its numbers stand for."""
+        """Return all entries as an int64 tensor, with the clients and reasons that it numbers."""
         return {
             "num_rounds": dict(self.num_rounds),
             "reasons": list(REASONS),
@@ -224,7 +225,7 @@ class CostLedger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace all entries by what `state_dict` returned.
+        """Replace all entries by those of a state that `state_dict` returned.
 
         Raises:
             ConfigurationError: If the state is of a recovery of other clients or lengths.
@@ -235,7 +236,7 @@ class CostLedger:
                 f"but got {state['num_rounds']} instead of {self.num_rounds}."
             )
         rows = state["rows"].clone()
-        # By name, because a later version may know more reasons.
+        # Reasons are matched by name: a later version may number them otherwise.
         index = torch.tensor([self._reason_index[reason] for reason in state["reasons"]])
         rows[:, 2] = index[rows[:, 2]]
         self._rows = array("q", rows.flatten().tolist())

@@ -1,4 +1,4 @@
-"""How far estimated updates are from exact ones: measured in simulation, at nobody's cost."""
+"""Errors of estimated updates, measured in simulation, without costs for clients."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["EstimateError", "EstimateErrors", "read_estimate_errors"]
 
 
 class EstimateError(NamedTuple):
-    r"""One estimated update beside the exact one.
+    r"""The error of an estimated update $\hat g$, compared with the exact update $g$.
 
     Attributes:
-        client_id: Whose update it is.
+        client_id: The client of the update.
         round: Round of the recovery.
         relative_error: $\lVert \hat g - g \rVert / \lVert g \rVert$.
-        cosine: Cosine of the angle between them, in [-1, 1].
+        cosine: Cosine of the angle between $\hat g$ and $g$, in [-1, 1].
     """
 
     client_id: str
@@ -34,10 +34,10 @@ class EstimateError(NamedTuple):
 
 
 def read_estimate_errors(path: Path) -> list[EstimateError]:
-    """Read a diagnostics.csv.
+    """Return the rows of a diagnostics.csv.
 
     Args:
-        path: File; an absent one gives no rows.
+        path: The file; if it does not exist, there are no rows.
     """
     if not path.exists():
         return []
@@ -53,13 +53,13 @@ def read_estimate_errors(path: Path) -> list[EstimateError]:
 
 
 class EstimateErrors:
-    """Collects comparisons, and appends them to a file that is made for the first one.
+    """Collects errors of estimates, and appends them to a file, which is made for the first error.
 
-    A round's rows are in the file before the recovery can store a checkpoint of the round after, so
-    a run that was killed and resumed has every row once.
+    A round's rows are in the file before the recovery stores its next checkpoint, so the file of a
+    run that was killed and resumed has every row once.
 
     Args:
-        folder: Where diagnostics.csv is written, or `None` for no file.
+        folder: The folder of diagnostics.csv, or `None` for no file.
         first_round: Rows from this round on are dropped from an existing file.
         without: Clients that are not compared.
 
@@ -86,8 +86,8 @@ class EstimateErrors:
         """Compare the updates of a round.
 
         Args:
-            t: Round.
-            client_ids: Whose they are, in row order.
+            t: The round.
+            client_ids: The clients of the rows.
             estimates: Shape $(m, d)$.
             exact: Shape $(m, d)$.
         """

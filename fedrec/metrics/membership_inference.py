@@ -1,4 +1,4 @@
-"""What a model still knows about training data."""
+"""Membership inference: what a model's loss tells about its training data."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["MembershipInferenceAUC"]
 
 
 class MembershipInferenceAUC(Metric):
-    r"""How well the loss tells samples that the model may have been trained on from others.
+    r"""AUC of the loss-threshold attack, which guesses whether a sample was trained on.
 
-    The loss-threshold attack takes a sample for a member of the training data if the model's
-    cross-entropy on it is low. Over all thresholds, the area under its ROC curve is the probability
-    that a member has a lower loss than a non-member, ties counting half:
+    The attack takes a sample for a member of the training data if the model's cross-entropy on it
+    is low. Over all thresholds, the area under the attack's ROC curve is the probability that a
+    member has a lower loss than a non-member, where ties count half:
 
     $$ \mathrm{AUC} = \Pr[\ell_{\mathrm{member}} < \ell_{\mathrm{other}}]
        + \tfrac12 \Pr[\ell_{\mathrm{member}} = \ell_{\mathrm{other}}] $$
 
-    0.5 is a model that does not tell them apart. To see whether a client that has left is
-    forgotten, give its training data as members and test data as the others, and compare with the
-    value of train-from-scratch: a client whose data are unlike the others' (or easier) is not at
-    0.5 there either. With no member or no other sample, the result is NaN. A loss that is not
-    finite counts as higher than any other.
+    At 0.5, the loss does not tell members from other samples. To see whether a client that has left
+    is forgotten, give its training data as members and test data as the others, and compare with
+    the value of train-from-scratch: if the client's data are unlike the others' (or easier), that
+    value is not 0.5 either. With no member or no other sample, the result is NaN. A loss that is
+    not finite counts as higher than any other.
 
     Shape:
         - `preds`: logits $(B, C)$.

@@ -1,4 +1,4 @@
-"""Test error rate."""
+"""The test error rate."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class TestErrorRate(Metric):
 
     A row of logits with a NaN counts as wrong. Without any input the result is NaN.
 
-    What a label is follows from the shapes. Several classes: the largest of $C$ logits, for each
-    position where there are several; positions with the label -100 are left out, as in torch's
-    `cross_entropy`. One logit for each label: a label of 1 is predicted where the logit is above 0.
-    With several such labels a sample (multi-label) the rate is the fraction of all labels that are
-    wrong, and not of samples with a wrong label.
+    The shapes decide how a label is predicted. With logits of $C$ classes, the class of the largest
+    logit is predicted, at each position if a sample has several; positions with the label -100 are
+    left out, as in torch's `cross_entropy`. With one logit for each label, 1 is predicted if the
+    logit is above 0. With several such labels a sample (multi-label), the rate is the fraction of
+    all labels that are wrong, not of samples with a wrong label.
 
     Shape:
         - `preds`: logits $(B, C)$ or $(B, C, ...)$; one logit for each label, $(B,)$, $(B, 1)$ or

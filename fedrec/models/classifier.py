@@ -18,15 +18,15 @@ __all__ = ["Classifier"]
 class Classifier(pl.LightningModule, ABC):
     r"""A network trained with the mean cross entropy and plain SGD.
 
-    Write `forward`; build the layers in `__init__` and call `initialize` last. Nothing in `fedrec`
-    asks for this class: any LightningModule will do.
+    A subclass builds its layers in `__init__`, calls `initialize` at its end, and writes `forward`.
+    A federation's model need not be a `Classifier`: any LightningModule will do.
 
     Args:
         lr: Learning rate of SGD. With one local step it has no effect on a client's update, which
             then is the gradient itself.
 
     Shape:
-        - Input: whatever `forward` takes, samples first.
+        - Input: a batch of inputs of `forward`, samples first.
         - Output of `forward`: logits, $(B, C)$.
 
     Raises:
@@ -61,7 +61,7 @@ class Classifier(pl.LightningModule, ABC):
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
-                # xavier_uniform_ has magnitude 3.
+                # Without a gain, `xavier_uniform_` has magnitude 3.
                 nn.init.xavier_uniform_(module.weight, gain=math.sqrt(2.24 / 3))
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)

@@ -62,7 +62,7 @@ class CNN(Classifier):
         self.save_hyperparameters()
         side = ((image_size - 2) // 2 - 2) // 2
         self.layers = nn.Sequential(
-            # ReLU after pooling: the maximum commutes with it, on a quarter of the values.
+            # ReLU and the maximum commute; after pooling, ReLU has a quarter of the values.
             nn.Conv2d(in_channels, 30, kernel_size=3),
             nn.MaxPool2d(2),
             nn.ReLU(),
@@ -75,7 +75,7 @@ class CNN(Classifier):
             nn.Linear(hidden, num_classes),
         )
         self.initialize()
-        # Convolutions and pooling on a CPU take half the time in this memory format.
+        # On a CPU, convolutions and pooling take half the time in this memory format.
         for layer in self.layers:
             layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -28,7 +28,8 @@ class HARMLP(MLP):
     """
 
     def __init__(self, *, lr: float = 9.6e-3) -> None:
-        lr = check_float("lr", lr, minimum=0, open_minimum=True)  # before it becomes an hparam
+        # Checked here, before `MLP` saves it as a hyperparameter.
+        lr = check_float("lr", lr, minimum=0, open_minimum=True)
         super().__init__(
             in_features=561, hidden=(256, 256), num_classes=6, activation="relu", lr=lr
         )

@@ -28,5 +28,6 @@ class PurchaseMLP(MLP):
     """
 
     def __init__(self, *, lr: float = 0.18) -> None:
-        lr = check_float("lr", lr, minimum=0, open_minimum=True)  # before it becomes an hparam
+        # Checked here, before `MLP` saves it as a hyperparameter.
+        lr = check_float("lr", lr, minimum=0, open_minimum=True)
         super().__init__(in_features=600, hidden=(1024,), num_classes=100, activation="tanh", lr=lr)

@@ -22,34 +22,37 @@ _MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 
 
 class MisfitError(ConfigurationError):
-    """A value does not fit; the caller says which and what was expected."""
+    """A value does not fit its annotation; the caller names the key and what was expected."""
 
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the parameters' types of a class or function; what cannot be resolved is left out."""
+    """Return the types of the parameters of a class or function, by name.
+
+    An annotation that cannot be resolved is left out.
+    """
     if isinstance(function, type):
         function = function.__init__  # type: ignore[misc]
     target = inspect.unwrap(function)
     hints: dict[str, Any] = {}
     for name, annotation in getattr(target, "__annotations__", {}).items():
-        # One by one: a name that is only imported for type checkers must not hide the others.
-        one = types.SimpleNamespace(__annotations__={name: annotation})
+        # Resolved one by one: a name that is imported for type checkers only fails alone.
+        holder = types.SimpleNamespace(__annotations__={name: annotation})
         try:
-            hints.update(typing.get_type_hints(one, getattr(target, "__globals__", {})))
+            hints.update(typing.get_type_hints(holder, getattr(target, "__globals__", {})))
         except (NameError, TypeError, AttributeError):
             continue
     return hints
 
 
 def fit(value: Any, annotation: Any, component: Callable[[Any, Sequence[type]], Any]) -> Any:
-    """Return the value as the annotation wants it: lists as tuples, mappings as components.
+    """Convert a value from YAML to an annotation: lists to tuples, mappings to components.
 
-    Only simple types are checked; an annotation that is none of them accepts everything.
+    Only simple types are checked; any other annotation accepts every value.
 
     Args:
-        value: From YAML.
+        value: The value from YAML.
         annotation: The type of the parameter, resolved.
-        component: Builds a component from its mapping or class name, given its possible bases.
+        component: Builds a component from its mapping or class name, given the possible bases.
 
     Raises:
         MisfitError: If the value has another type.
@@ -100,8 +103,8 @@ def _fit_one(value: Any, option: Any, component: Callable[[Any, Sequence[type]],
         items = [a for a in args if a is not Ellipsis]
         if len(items) > 1 and len(items) != len(value):
             raise MisfitError(f"{value!r} has {len(value)} entries.")
-        wanted = items if len(items) > 1 else (items or [Any]) * len(value)
-        fitted = [fit(v, a, component) for v, a in zip(value, wanted, strict=True)]
+        annotations = items if len(items) > 1 else (items or [Any]) * len(value)
+        fitted = [fit(v, a, component) for v, a in zip(value, annotations, strict=True)]
         return tuple(fitted) if origin is tuple else fitted
     elif origin in _MAPPINGS:
         ok = isinstance(value, Mapping)
@@ -113,7 +116,7 @@ def _fit_one(value: Any, option: Any, component: Callable[[Any, Sequence[type]],
 
 
 def describe(annotation: Any) -> str:
-    """Say in words what an annotation accepts.
+    """Return in words which values an annotation accepts.
 
     Examples:
         >>> describe(int | float), describe(str | None), describe(tuple[int, ...])

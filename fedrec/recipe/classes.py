@@ -1,4 +1,4 @@
-"""Which class a recipe means by a name, and which classes it may name at all."""
+"""Finding the class that a recipe names, among the classes that recipes may name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ClassFinder", "article"]
 
 _SAFE = ("fedrec", "torch", "torchmetrics", "lightning", "pytorch_lightning")
 
-# Where short names are looked up for a base class that is not our own.
+# The module that short names are looked up in, for base classes of other packages.
 _FAMILIES = {
     "LightningModule": "fedrec.models",
     "Logger": "pytorch_lightning.loggers",
@@ -34,12 +34,12 @@ def article(name: str) -> str:
 class ClassFinder:
     """Finds classes by short name or dotted path.
 
-    A recipe is data that may come from anywhere, so it cannot make any module be imported:
-    classes come from fedrec, torch, torchmetrics and Lightning, or from modules the caller allowed,
-    and they must subclass what the slot asks for.
+    A recipe is data that may come from anywhere, so it must not decide what is imported. Classes
+    come from fedrec, torch, torchmetrics and Lightning, or from modules that the caller allows, and
+    have to be subclasses of the base of their place in the recipe.
 
     Args:
-        allow: Modules or packages that are allowed on top; they are imported.
+        allow: Further modules or packages that classes may come from; they are imported.
 
     Raises:
         ConfigurationError: If an allowed module cannot be imported.
@@ -61,57 +61,55 @@ class ClassFinder:
 
         Args:
             name: A short name such as `TrimmedMean`, or a dotted path.
-            bases: It must subclass one of these.
-            argument: What to name in an error.
+            bases: The class has to be a subclass of one of these.
+            argument: Name of the argument, for errors.
 
         Raises:
-            ConfigurationError: If there is no such class, or it may not be used here.
+            ConfigurationError: If there is no such class, it is no subclass of `bases`, it is
+                abstract, or its module is not allowed.
         """
-        wanted = article(bases[0].__name__)
+        requirement = article(bases[0].__name__)
         if "." in name:
             cls = self._import(name, bases, argument)
             if not (isinstance(cls, type) and issubclass(cls, tuple(bases))):
                 raise ConfigurationError(
-                    expected(argument, wanted, name, known=self.known(bases) or None)
+                    expected(argument, requirement, name, known=self.known(bases) or None)
                 )
         else:
-            found = self.known(bases).get(name, [])
-            if not found:
+            classes = self.known(bases).get(name, [])
+            if not classes:
                 raise ConfigurationError(
                     expected(
                         argument,
-                        wanted,
+                        requirement,
                         name,
                         known=self.known(bases) or None,
                         hint=self._hint(bases[0], name),
                     )
                 )
-            if len(found) > 1:
-                paths = [f"{c.__module__}.{c.__qualname__}" for c in found]
+            if len(classes) > 1:
+                paths = [f"{c.__module__}.{c.__qualname__}" for c in classes]
                 raise ConfigurationError(
                     expected(argument, "one class", name, hint=f"write {' or '.join(paths)}.")
                 )
-            cls = found[0]
+            cls = classes[0]
         if inspect.isabstract(cls):
-            raise ConfigurationError(
-                expected(
-                    argument, f"{wanted} that can be used as it is", name, known=self.known(bases)
-                )
-            )
+            requirement += " that can be used as it is"
+            raise ConfigurationError(expected(argument, requirement, name, known=self.known(bases)))
         return cls
 
     def known(self, bases: Sequence[type]) -> dict[str, list[type]]:
-        """Return the concrete classes that have a short name in a slot, by that name."""
-        found: dict[str, list[type]] = {}
+        """Return the concrete subclasses of `bases` that go by a short name, by that name."""
+        classes: dict[str, list[type]] = {}
         for base in bases:
             for cls in [*self._family(base), *self._allowed(base)]:
-                same = found.setdefault(cls.__name__, [])
-                if cls not in same:
-                    same.append(cls)
-        return {name: found[name] for name in sorted(found)}
+                same_name = classes.setdefault(cls.__name__, [])
+                if cls not in same_name:
+                    same_name.append(cls)
+        return {name: classes[name] for name in sorted(classes)}
 
     def _hint(self, base: type, name: str) -> str:
-        """Say how else a class could be named."""
+        """Return a hint on how to name a class that was not found."""
         if base.__module__.startswith("torchmetrics."):
             return "those of torchmetrics go by dotted paths: `torchmetrics.classification.Name`."
         if not self.allow:
@@ -122,6 +120,7 @@ class ClassFinder:
         )
 
     def _family(self, base: type) -> list[type]:
+        """Return the subclasses of a base that the package of its family exports."""
         own = ".".join(base.__module__.split(".")[:2]) if base.__module__[:7] == "fedrec." else None
         package = _FAMILIES.get(base.__name__, own)
         if package is None:
@@ -129,21 +128,23 @@ class ClassFinder:
         module = importlib.import_module(package)
         values = [getattr(module, name) for name in getattr(module, "__all__", ())]
         classes = [v for v in values if isinstance(v, type) and issubclass(v, base)]
-        # A base that has no subclass and is not abstract is what is meant (`ClientSampler`).
+        # A base without subclasses, such as `ClientSampler`, stands for itself.
         return [c for c in classes if _usable(c, base)] or [c for c in classes if c is base]
 
     def _allowed(self, base: type) -> list[type]:
-        found, queue = [], [base]
+        """Return the subclasses of a base that allowed modules define."""
+        classes, queue = [], [base]
         while queue:
             cls = queue.pop()
             queue.extend(type.__subclasses__(cls))
-            # A class that its module no longer has is left over from before a reload.
+            # A class that its module no longer has is left over from before the module's reload.
             current = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
             if current and self._inside(cls.__module__, self.allow) and _usable(cls, base):
-                found.append(cls)
-        return found
+                classes.append(cls)
+        return classes
 
     def _import(self, path: str, bases: Sequence[type], argument: str) -> object:
+        """Import the object at a dotted path, if its module is allowed."""
         if not self._inside(path, (*_SAFE, *self.allow)):
             root = path.partition(".")[0]
             raise ConfigurationError(
@@ -158,11 +159,11 @@ class ClassFinder:
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
-            wanted = expected(argument, article(bases[0].__name__), path)
-            raise ConfigurationError(f"{wanted} ({_fault(error)})") from error
+            message = expected(argument, article(bases[0].__name__), path)
+            raise ConfigurationError(f"{message} ({_fault(error)})") from error
         if not hasattr(module, name):
-            here = [k for k, v in vars(module).items() if isinstance(v, type) and k[0] != "_"]
-            fitting = [k for k in here if issubclass(getattr(module, k), tuple(bases))]
+            names = [k for k, v in vars(module).items() if isinstance(v, type) and k[0] != "_"]
+            fitting = [k for k in names if issubclass(getattr(module, k), tuple(bases))]
             raise ConfigurationError(
                 expected(argument, f"a name in `{module_name}`", name, known=fitting or None)
             )
@@ -174,7 +175,7 @@ class ClassFinder:
 
 
 def _cause(error: BaseException, module: str) -> str:
-    """Say why a module cannot be imported, and what to do about it."""
+    """Return why a module cannot be imported, with a hint."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and (module == missing or module.startswith(f"{missing}.")):
         return f"{error}. HINT: run from the folder that holds it, or install it."
@@ -184,7 +185,7 @@ def _cause(error: BaseException, module: str) -> str:
 
 
 def _fault(error: BaseException) -> str:
-    """Say what an import raised, by name unless it is about the import alone."""
+    """Return an error's text, with the error's class unless it is an `ImportError`."""
     return str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""Whether the parts of a recipe fit each other, as far as that shows without its data."""
+"""Checking that the parts of a recipe fit each other, as far as that shows without its data."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["check_parts"]
 
 
 def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> list[str]:
-    """Note what a run would refuse, which may be hours after it began.
+    """Check now what a run would refuse only later, perhaps after hours.
 
-    What has a mistake of its own already is not compared with anything.
+    A part that has a mistake of its own is not compared with the others.
 
     Args:
         config: The resolved recipe.
-        parts: What it stands for.
-        make: Notes the mistakes.
+        parts: The recipe's objects.
+        make: Collects the mistakes.
 
     Returns:
-        What recoverers have to say about parts that they can work with.
+        Remarks of recoverers about parts that they can work with, see `Recoverer.check_plan`.
     """
     malicious = _check_clients(parts, make)
     max_rounds = _check_rounds(parts, make)
@@ -44,7 +44,7 @@ def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> 
         if isinstance(rule, Aggregator) and rule.needs_server_update and samples == 0:
             make.mistake(key, no_server_data(type(rule).__name__))
     remarks = []
-    # A label that is refused has no recoverer, and their positions would be those of others.
+    # If a label was refused, its recoverer is missing, and the positions would be wrong.
     complete = len(parts.recoverers) == len(config.get("recoverers") or [])
     for i, recoverer in enumerate(parts.recoverers.values() if complete else ()):
         key = f"recoverers.{i}"
@@ -53,9 +53,9 @@ def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> 
         if recoverer.needs_server_data and samples == 0:
             make.mistake(key, no_server_data(type(recoverer).__name__))
             continue
-        hostile = _hostile(parts, malicious) if recoverer.needs_excluded_client else []
-        if hostile:
-            make.mistake(key, help_from_attackers(type(recoverer).__name__, hostile))
+        attackers = _excluded_attackers(parts, malicious) if recoverer.needs_excluded_client else []
+        if attackers:
+            make.mistake(key, help_from_attackers(type(recoverer).__name__, attackers))
         try:
             remark = None if max_rounds is None else recoverer.check_plan(max_rounds, samples)
         except ConfigurationError as error:
@@ -66,10 +66,10 @@ def check_parts(config: Mapping[str, Any], parts: Parts, make: Instantiator) -> 
 
 
 def _check_clients(parts: Parts, make: Instantiator) -> Collection[str]:
-    """Check that the clients that a recipe names are there; return who is malicious."""
+    """Check that the clients that a recipe names exist; return the malicious ones."""
     try:
         ids = list(parts.data.client_ids)
-    except Exception:  # noqa: BLE001 - one of a user's may need its data for this
+    except Exception:  # noqa: BLE001 - a user's data module may need its data for this
         return ()
     fakes = fake_ids(parts.federation.get("fake_clients", 0))
     known = [*ids, *fakes]
@@ -83,8 +83,8 @@ def _check_clients(parts: Parts, make: Instantiator) -> Collection[str]:
             continue
         unknown = [c for c in named if c not in known]
         if unknown:
-            wanted = expected(key.rpartition(".")[2], "ids of clients", unknown, known=known[:20])
-            make.mistake(key, wanted)
+            argument = key.rpartition(".")[2]
+            make.mistake(key, expected(argument, "ids of clients", unknown, known=known[:20]))
         elif key == "recover.exclude" and set(known) <= set(named):
             make.mistake(key, expected("exclude", "fewer than all clients", named))
     sampler = parts.record.get("sampler")
@@ -94,18 +94,18 @@ def _check_clients(parts: Parts, make: Instantiator) -> Collection[str]:
 
 
 def _check_rounds(parts: Parts, make: Instantiator) -> int | None:
-    """Check that no more is recovered than recorded; return how many rounds at most, if known."""
-    recorded, wanted = parts.record.get("max_rounds"), parts.recover.get("max_rounds")
-    # A trial run has fewer rounds than the recipe says.
+    """Check that no more rounds are recovered than recorded; return how many are, if known."""
+    recorded, recovered = parts.record.get("max_rounds"), parts.recover.get("max_rounds")
+    # With `fast_dev_run`, a run has fewer rounds than the recipe says.
     if recorded is None or parts.loop.get("fast_dev_run"):
         return None
     if not _is_right(make, "record.max_rounds", "recover.max_rounds"):
         return None
-    if wanted is not None and wanted > recorded:
+    if recovered is not None and recovered > recorded:
         requirement = f"at most the {recorded} rounds of the recording"
-        make.mistake("recover.max_rounds", expected("max_rounds", requirement, wanted))
+        make.mistake("recover.max_rounds", expected("max_rounds", requirement, recovered))
         return None
-    return int(wanted or recorded)
+    return int(recovered or recorded)
 
 
 def _server_samples(data: Any) -> int | None:
@@ -114,27 +114,27 @@ def _server_samples(data: Any) -> int | None:
         return None
     if data.server_samples:
         return data.server_samples
-    try:  # nothing is loaded for this, unless a user's own does
+    try:  # fedrec's data modules load nothing for this
         dataset = data.server_dataset
-    except Exception:  # noqa: BLE001 - it may need its data
+    except Exception:  # noqa: BLE001 - a user's data module may need its data for this
         return None
     return 0 if dataset is None else len(dataset)
 
 
-def _hostile(parts: Parts, malicious: Collection[str]) -> list[str]:
-    """Return which malicious clients are certain to be excluded, of a recipe with an attack."""
+def _excluded_attackers(parts: Parts, malicious: Collection[str]) -> list[str]:
+    """Return the malicious clients that are certain to be excluded; none if there is no attack."""
     if parts.attack is None:
         return []
     if isinstance(parts.exclude, list):
         return sorted(c for c in malicious if c in parts.exclude)
-    # With a sampler, one that is named may never take part, and then is not flagged.
-    everyone = bool(parts.record) and parts.record.get("sampler") is None
-    if not isinstance(parts.detector, KnownMalicious) or not everyone:
+    # With a sampler, a malicious client may never take part, and then it is not flagged.
+    all_take_part = bool(parts.record) and parts.record.get("sampler") is None
+    if not isinstance(parts.detector, KnownMalicious) or not all_take_part:
         return []
-    named = parts.detector.ids
-    return sorted(c for c in malicious if named is None or c in named)
+    known = parts.detector.ids
+    return sorted(c for c in malicious if known is None or c in known)
 
 
 def _is_right(make: Instantiator, *keys: str) -> bool:
-    """Return whether no mistake is about one of these keys."""
+    """Return whether none of the mistakes so far is about one of the keys."""
     return not any(error.startswith(keys) for error in make.errors)

@@ -1,4 +1,4 @@
-"""What is said, and kept, of a method or a point that failed while others go on."""
+"""Reporting methods of a run, or points of a sweep, that failed while the others went on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["keep_failure", "raise_failures", "reason_of"]
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says; its name, if it says nothing.
+    """Return the text of an error, or the name of its class if it has no text.
 
     Args:
         error: The error.
@@ -26,12 +26,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def keep_failure(error: Exception, file: Path, shown: str | Path) -> str:
-    """Return why something failed; of a component's own fault, keep the traceback.
+    """Return why a method or point failed; write the traceback of any error that is not fedrec's.
 
     Args:
         error: The error.
-        file: Where the traceback goes.
-        shown: How to name that file.
+        file: The file to write the traceback to.
+        shown: Path of that file to show to the user.
     """
     if isinstance(error, FedrecError):
         return reason_of(error)
@@ -40,15 +40,16 @@ def keep_failure(error: Exception, file: Path, shown: str | Path) -> str:
 
 
 def raise_failures(failures: Mapping[str, Exception], files: Mapping[str, Path]) -> None:
-    """Raise if methods failed; a recipe that none of its methods can work with is wrong.
+    """Raise an error if methods failed.
 
     Args:
         failures: The errors, by the method's label.
-        files: Where the traceback of each method goes, failed or not.
+        files: The file for the traceback, by the label of every method, failed or not.
 
     Raises:
-        ConfigurationError: The first error, if all methods failed with one of these.
-        MethodsFailedError: If some methods failed.
+        ConfigurationError: The first error, if all methods failed with a `ConfigurationError`: then
+            the recipe is wrong.
+        MethodsFailedError: If methods failed otherwise.
     """
     if not failures:
         return

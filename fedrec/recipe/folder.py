@@ -1,4 +1,4 @@
-"""A run folder: where a run keeps what it has done, so that it can go on."""
+"""A run folder: the files of a run's finished steps, and whether they belong to a recipe."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ __all__ = [
 
 RECORD = "record/result.json"
 DETECTION = "detection.json"
-#: Stands for the recorded model, beside the labels of recoveries, which are not empty.
+#: Label of the recorded model, among the labels of recoveries, which are never empty.
 RECORDED = ""
 
 _COMPONENTS = ("data", "model", "aggregator", "attack", "history", "detector", "recoverer")
 _BASES = (
     FederatedDataModule, Partitioner, LightningModule, Aggregator, Attack, Detector, Recoverer,
 )  # fmt: skip
-# What of the loop decides the bits of a recording.
+# Arguments of the loop that decide the bits of a recording.
 _PLAN = ("accelerator", "devices", "precision", "executor", "seed", "deterministic", "fast_dev_run")
 
 
 def recording_part(recipe: Recipe, parts: Parts) -> dict[str, Any]:
-    """Return what of a recipe its recording depends on.
+    """Return the part of a recipe that its recording depends on.
 
-    An argument that says what the default says anyway makes no other recording.
+    Arguments that equal their defaults are left out: they do not change the recording.
 
     Args:
-        recipe: From `load_recipe`.
-        parts: What it stands for.
+        recipe: A recipe from `load_recipe`.
+        parts: The recipe's objects.
     """
     config, seed = recipe.config, recipe.config.get("seed", 0)
     part = {key: config.get(key) for key in ("seed", "data", "model", "aggregator", "attack")}
@@ -81,39 +81,42 @@ def recording_part(recipe: Recipe, parts: Parts) -> dict[str, Any]:
 def _given(
     arguments: Mapping[str, Any] | None, function: Callable[..., Any], **defaults: Any
 ) -> dict[str, Any] | None:
-    """Return the arguments that are not the defaults; the recipe's own defaults come first."""
+    """Return the arguments that differ from their defaults, or `None` if there are none.
+
+    `defaults` are those of recipes, which go before the defaults of the function.
+    """
     known = {name: p.default for name, p in inspect.signature(function).parameters.items()}
     known |= defaults
     plain = (type(None), bool, int, float, str)
-    left = {
+    differing = {
         name: value
         for name, value in (arguments or {}).items()
         if not (isinstance(value, plain) and name in known and value == known[name])
     }
-    return left or None
+    return differing or None
 
 
 def _stored(node: Any) -> Any:
-    """Return of a history what changes what is stored in it."""
+    """Return the part of a recipe's `history` that changes the bytes of the stored updates."""
     if isinstance(node, Mapping):
-        given = node.get("init_args") or {}
-        kept = {k: v for k, v in given.items() if k not in ("map_size", "sync_every")}
-        if kept.get("codec") == "float32":
-            del kept["codec"]
-        node = {**node, "init_args": kept} if kept else node["class_path"]
+        init_args = node.get("init_args") or {}
+        part = {k: v for k, v in init_args.items() if k not in ("map_size", "sync_every")}
+        if part.get("codec") == "float32":
+            del part["codec"]
+        node = {**node, "init_args": part} if part else node["class_path"]
     return None if node == "LMDBHistory" else node
 
 
 @contextmanager
 def locked(path: Path, in_use: str) -> Iterator[None]:
-    """Lock a folder, or a file that is made for it; the lock ends with this process.
+    """Lock a folder, or a file that is made to be locked, until exit or the end of this process.
 
     Args:
         path: The folder or file.
-        in_use: What to say if another process has it.
+        in_use: Text of the error if another process holds the lock.
 
     Raises:
-        ConfigurationError: If another process has it.
+        ConfigurationError: If another process holds the lock.
     """
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDONLY | os.O_CREAT, 0o666)
     try:
@@ -130,10 +133,10 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
 
 
 class RunFolder:
-    """Paths and small files of one run.
+    """The paths and small files of one run.
 
-    A step that is finished leaves a JSON file with what it was asked to do (`spec`) and what came
-    out (`result`); one that has only begun leaves `spec` alone.
+    A finished step leaves a JSON file with what it was asked to do (`spec`) and its `result`. The
+    file of a step that has begun has only `spec`.
 
     Args:
         path: The folder.
@@ -148,19 +151,19 @@ class RunFolder:
         return self.path / "recipe.yaml"
 
     def recovery_file(self, label: str) -> str:
-        """The file of a recovery that `result` and `write` are about."""
+        """Return the path of a recovery's JSON file, for `result` and `write`."""
         return f"recover/{folder_name(label)}/result.json"
 
     def measures_file(self, label: str) -> str:
-        """The file with what was measured of a recovered model, or of the recorded one."""
+        """Return the path of the measures of a recovered model, or of the recorded model."""
         return f"{'record' if label == RECORDED else f'recover/{folder_name(label)}'}/measures.json"
 
     def weights_file(self, label: str) -> str:
-        """Where the weights of a finished recovery, or those of the recording, are."""
+        """Return the path of the weights of a finished recovery, or of the recorded model."""
         return "history" if label == RECORDED else f"recover/{folder_name(label)}/checkpoint.npz"
 
     def failure_file(self, label: str) -> str:
-        """The file with the traceback of a recovery that failed by a fault of its own."""
+        """Return the path of the traceback of a recovery that failed."""
         return f"recover/{folder_name(label)}/failure.txt"
 
     @contextmanager
@@ -168,7 +171,7 @@ class RunFolder:
         """Keep other processes from working on the run.
 
         Raises:
-            ConfigurationError: If another one does.
+            ConfigurationError: If another process works on the run.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         in_use = (
@@ -179,7 +182,7 @@ class RunFolder:
             yield
 
     def open(self, recipe: Recipe, recording: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Make the folder, or take up the one there is if it belongs to the same recording.
+        """Make the folder; an existing run is kept if its recording is that of the recipe.
 
         Args:
             recipe: The recipe.
@@ -187,7 +190,8 @@ class RunFolder:
             overwrite: Remove an existing run first.
 
         Raises:
-            ConfigurationError: If it holds a recording of another recipe, or is no run folder.
+            ConfigurationError: If the folder holds a recording of another recipe, or is no run
+                folder.
         """
         if not self.recipe_file.exists() and not self._is_run() and any(self.path.glob("*")):
             raise ConfigurationError(
@@ -195,7 +199,7 @@ class RunFolder:
                 "other files. HINT: choose another with `name=` or `--output-dir`."
             )
         if self.path.exists() and overwrite:
-            # The folder itself stays, and with it the lock on it.
+            # The folder itself stays: this process holds a lock on it.
             for path in self.path.iterdir():
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -206,10 +210,11 @@ class RunFolder:
         write_atomically(self.recipe_file, text.encode())
 
     def _is_run(self) -> bool:
-        """Return whether a run has begun here, for folders that have lost their recipe."""
+        """Return whether a run has begun in this folder, even if its recipe file was deleted."""
         return (self.path / RECORD).is_file()
 
     def _check_same(self, recording: Mapping[str, Any]) -> None:
+        """Raise an error with the differences if the stored recording is of another recipe."""
         stored = self.read(RECORD)
         if stored is None:
             return
@@ -227,7 +232,7 @@ class RunFolder:
         )
 
     def read(self, name: str | Path) -> dict[str, Any] | None:
-        """Read one of the folder's JSON files; `None` if it is not there."""
+        """Return the content of a JSON file of the folder, or `None` if there is no such file."""
         path = self.path / name
         try:
             value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -240,7 +245,7 @@ class RunFolder:
         return value
 
     def write(self, name: str | Path, value: Mapping[str, Any]) -> None:
-        """Write a JSON file so that after a crash the old or the new one is there, whole."""
+        """Write a JSON file so that after a crash either the old or the new one is there, whole."""
         text = json.dumps(value, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
 
@@ -250,7 +255,7 @@ class RunFolder:
         self.write(DETECTION, value)
 
     def result(self, name: str | Path, spec: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what a finished step left behind, if it was asked to do the same."""
+        """Return the result of a finished step, or `None` if it was asked to do something else."""
         stored = self.read(name)
         if stored is None or not is_same(stored.get("spec"), spec):
             return None
@@ -259,10 +264,10 @@ class RunFolder:
 
 
 def existing(path: str | Path) -> RunFolder:
-    """Return a run folder that is there.
+    """Return an existing run folder.
 
     Raises:
-        ConfigurationError: If it is not.
+        ConfigurationError: If there is no run folder at this path.
     """
     folder = RunFolder(path)
     if not folder.recipe_file.is_file():
@@ -280,13 +285,14 @@ def existing(path: str | Path) -> RunFolder:
 
 
 def hash_of(spec: Mapping[str, Any]) -> str:
-    """Return 12 hexadecimal digits that tell what a step depends on.
+    """Return a hash of what a step depends on: 12 hexadecimal digits.
 
-    What means the same has the same digits: the order of keys does not matter, nor whether a class
-    of fedrec goes by its name, its dotted path, or has `init_args` that are the defaults anyway.
+    Specs with the same meaning have the same hash. The order of keys does not matter, nor whether a
+    class of fedrec is named by its short name or its dotted path, nor `init_args` that equal the
+    class's defaults.
 
     Args:
-        spec: What the step depends on, such as a `recording_part`.
+        spec: The keys and values that the step depends on, such as a `recording_part`.
 
     Examples:
         >>> hash_of({"seed": 0, "aggregator": "Median"})
@@ -305,17 +311,20 @@ def is_same(spec: Any, other: Any) -> bool:
 
 
 def _canonical(spec: Any) -> Any:
-    """Write a spec in the one way that all of those with the same meaning share, as JSON has it."""
+    """Return a spec in its canonical form: specs with the same meaning have the same one."""
     if not isinstance(spec, Mapping):
         return spec
     spec = json.loads(json.dumps(spec))
-    if "recoverer" in spec and "exclude" in spec:  # of a recovery, which says whom it leaves out
+    if "recoverer" in spec and "exclude" in spec:  # a `recovery_spec`, which has the clients itself
         spec["recover"] = _given(spec.get("recover"), FederatedLoop.recover, exclude="detected")
     return _short(spec, {"seed": spec.get("seed") or 0})
 
 
 def _short(value: Any, of_data: Mapping[str, Any]) -> Any:
-    """Leave out what defaults say anyway; those of data modules are the recipe's first."""
+    """Shorten class paths, and leave out arguments that equal their defaults.
+
+    `of_data` are the recipe's defaults for data modules, which go before those of the class.
+    """
     if isinstance(value, list):
         return [_short(v, of_data) for v in value]
     if not isinstance(value, dict):
@@ -339,11 +348,12 @@ def _short(value: Any, of_data: Mapping[str, Any]) -> Any:
 @functools.cache
 def _classes() -> dict[str, type]:
     """Return the classes of fedrec whose defaults are known, by name."""
-    known = [ClassFinder().known([base]) for base in _BASES]
-    return {name: found[0] for names in known for name, found in names.items()}
+    families = [ClassFinder().known([base]) for base in _BASES]
+    return {name: classes[0] for family in families for name, classes in family.items()}
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by dotted key."""
     if isinstance(value, Mapping) and value:
         parts = [_flatten(v, f"{key}.{k}" if key else str(k)) for k, v in value.items()]
         return {k: v for part in parts for k, v in part.items()}

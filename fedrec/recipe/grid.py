@@ -1,4 +1,4 @@
-"""The grid of a sweep: which values of which keys, and the points they make."""
+"""The grid of a sweep: reading keys and values, combining them, writing them as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def split_values(text: str) -> list[str]:
         if quote:
             quote = "" if char == quote else quote
         elif char in "'\"" and text[begin:i].rstrip()[-1:] in ("", ",", ":", *_PAIRS):
-            quote = char  # an apostrophe inside a word is none
+            quote = char  # an apostrophe inside a word opens no quote
         elif char in _PAIRS:
             closing.append(_PAIRS[char])
         elif closing and char == closing[-1]:
@@ -40,14 +40,14 @@ def split_values(text: str) -> list[str]:
 
 
 def parse_grid(texts: Iterable[str]) -> tuple[dict[str, list[Any]], list[str]]:
-    """Read `key=v1,v2` texts.
+    """Read a grid from `key=v1,v2` texts.
 
     Args:
-        texts: The key is dotted, the values are YAML.
+        texts: The texts; keys are dotted, values are YAML.
 
     Returns:
-        The values of every key that has several, and the texts of the other keys, which are
-        overrides of the recipe as they stand.
+        The values of every key that has several, and the texts of the keys with one value, which
+        are overrides of the recipe.
 
     Raises:
         ConfigurationError: If a text has no key or an empty value, or a key comes twice.
@@ -96,7 +96,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         grid: Values by key.
 
     Raises:
-        ConfigurationError: If a key has no values, or one of them twice, or cannot be swept.
+        ConfigurationError: If a key has no values, has a value twice, or cannot be swept.
 
     Examples:
         >>> grid_points({"a": [1, 2], "b": ["x"]})
@@ -116,7 +116,7 @@ def grid_points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def value_text(value: Any) -> str:
-    """Write a value the way tables and figures show it.
+    """Return a value as tables and figures show it.
 
     Examples:
         >>> value_text({"class_path": "TrimmedMean", "init_args": {"trim": 0.2}})
@@ -134,18 +134,18 @@ def value_text(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Write a value in JSON; numbers of NumPy as those of Python.
+    """Return a value as JSON; numbers of NumPy become numbers of Python.
 
     Examples:
         >>> import numpy as np
         >>> json_text([np.int64(3), np.float32(0.1), None])
         '[3, 0.1, null]'
     """
-    return json.dumps(value, default=lambda one: int(one) if is_integer(one) else as_float(one))
+    return json.dumps(value, default=lambda x: int(x) if is_integer(x) else as_float(x))
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return the shortest end of every dotted key that tells what it is, and which.
+    """Return the shortest end of every dotted key that no other key has, by key.
 
     Examples:
         >>> short_keys(["aggregator", "recoverers.0.init_args.warmup_rounds"])

@@ -1,4 +1,4 @@
-"""Turn `class_path` and `init_args` into objects, collecting every mistake on the way."""
+"""Building objects from `class_path` and `init_args`, and collecting every mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrec.recipe.loading import UNUSABLE, is_usable
 
 __all__ = ["Instantiator"]
 
-# What a constructor may raise about its arguments; anything else is a fault of its own.
+# Errors that a constructor may raise about its arguments; any other error is its own fault.
 _REFUSALS = (
     FedrecError,
     ValueError,
@@ -28,8 +28,8 @@ _REFUSALS = (
     ArithmeticError,
     LookupError,
 )
-# Takes the place of a required value that is wrong, so that the other values are checked, too. For
-# text nothing does: it may name a file or an address, which a constructor might make or open.
+# Values to put in place of a required argument that is wrong, so that the other arguments can be
+# checked. There is none for text: it may name a file or an address that a constructor would open.
 _STAND_INS: dict[Any, Any] = {int: 1, float: 1.0}
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -37,11 +37,11 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Instantiator:
     """Builds components from a recipe.
 
-    What cannot be built becomes `UNUSABLE`, and the reason is in `errors`: one line a mistake, each
-    starting with the dotted key.
+    In place of a component that cannot be built, `UNUSABLE` is returned, and `errors` has the
+    reasons: one line a mistake, each starting with the dotted key.
 
     Args:
-        finder: Decides which class a name means and whether it may be used.
+        finder: Finds the class of a name.
 
     Examples:
         >>> from fedrec.aggregators import Aggregator
@@ -77,25 +77,25 @@ class Instantiator:
         Args:
             node: A class name, or a mapping with `class_path` and possibly `init_args`.
             key: The dotted key of the node.
-            bases: The class must subclass one of these.
+            bases: The class has to be a subclass of one of these.
             extra: Keys that may stand beside `class_path` and `init_args`.
-            defaults: Arguments to give where the class has them and the recipe does not say.
+            defaults: Arguments for a class that takes them, where the recipe does not give them.
 
         Returns:
             The component, or `UNUSABLE`.
         """
         before = len(self.errors)
-        found = self.arguments_of(node, key, bases, extra=extra, defaults=defaults)
-        if found is UNUSABLE:
+        checked = self.arguments_of(node, key, bases, extra=extra, defaults=defaults)
+        if checked is UNUSABLE:
             return UNUSABLE
-        cls, arguments = found
+        cls, arguments = checked
         built = self.construct(cls, arguments, f"{key}.init_args")
         return built if len(self.errors) == before else UNUSABLE
 
     def construct(self, cls: Callable[..., Any], arguments: Mapping[str, Any], key: str) -> Any:
-        """Call a class or a function, and note all that it has against its arguments.
+        """Call a class or a function, and note every argument that it refuses.
 
-        An argument that is refused is left out, for the others to be checked.
+        After a refusal, it is called again without the refused argument, to check the others.
 
         Args:
             cls: The class or function.
@@ -103,7 +103,7 @@ class Instantiator:
             key: The dotted key of the arguments.
 
         Returns:
-            The object, or `UNUSABLE`.
+            The object, or `UNUSABLE` if an argument was refused.
         """
         try:
             return cls(**arguments)
@@ -117,7 +117,7 @@ class Instantiator:
     def _check_others(
         self, cls: Callable[..., Any], arguments: Mapping[str, Any], key: str
     ) -> None:
-        """Check the arguments that are left beside wrong ones, whose place their defaults take."""
+        """Check the arguments that remain, with defaults in place of those that were wrong."""
         parameters = inspect.signature(cls).parameters
         types = parameter_types(cls.func if isinstance(cls, partial) else cls)
         left, required = dict(arguments), {}
@@ -134,7 +134,7 @@ class Instantiator:
                 about, text = _refusal(error, left)
             if about is None:
                 return
-            # It may be right, and not fit only what took the place of another.
+            # A text that names an argument that was left out may be about its stand-in.
             if not any(re.search(rf"\b{name}\b", text) for name in parameters.keys() - left.keys()):
                 self.mistake(f"{key}.{about}", text)
             del left[about]
@@ -156,7 +156,8 @@ class Instantiator:
             key: As in `component`.
             bases: As in `component`.
             extra: As in `component`.
-            given: Arguments that come from elsewhere; the reason by name.
+            given: Arguments that a recipe must not have: by name, a hint that says where they come
+                from.
             defaults: As in `component`.
 
         Returns:
@@ -168,10 +169,10 @@ class Instantiator:
             node, class_key = {"class_path": node}, key
         else:
             class_key = f"{key}.class_path"
-        wanted = article(bases[0].__name__)
         if not isinstance(node, Mapping) or "class_path" not in node:
+            requirement = article(bases[0].__name__)
             hint = "write a class name, or a mapping with `class_path` and `init_args`."
-            return self.mistake(key, expected(key.rpartition(".")[2], wanted, node, hint=hint))
+            return self.mistake(key, expected(key.rpartition(".")[2], requirement, node, hint=hint))
         known = ["class_path", "init_args", *extra]
         for name in sorted(node.keys() - set(known)):
             hint = f"arguments of the class go under `{key}.init_args`."
@@ -210,13 +211,13 @@ class Instantiator:
         Args:
             node: The mapping from the recipe.
             key: Its dotted key.
-            function: The class or function they are meant for.
-            given: Arguments that come from elsewhere; the reason by name ("" for no comment).
-            types: Types by name that take the place of the annotations.
-            check: Called with those arguments that fit where others do not, to find more mistakes.
+            function: The class or function that takes the arguments.
+            given: As in `arguments_of`; with an empty hint, the argument counts as unknown.
+            types: Types by argument, in place of the annotations.
+            check: Called with the arguments that fit, if others do not, to find more mistakes.
 
         Returns:
-            The arguments, nested components built, or `UNUSABLE`.
+            The arguments with nested components built, or `UNUSABLE`.
         """
         if node is UNUSABLE:
             return UNUSABLE
@@ -239,12 +240,13 @@ class Instantiator:
             elif given.get(name):
                 self.mistake(where, expected(name, "left out", value, hint=given[name]))
             else:
-                what = f"an argument of {function.__qualname__}"
-                self.mistake(where, expected("key", what, name, known=named))
+                requirement = f"an argument of {function.__qualname__}"
+                self.mistake(where, expected("key", requirement, name, known=named))
         for name, parameter in named.items():
             if parameter.default is inspect.Parameter.empty and name not in node:
-                what = describe(hints[name]) if name in hints else "given"
-                self.mistake(f"{key}.{name}", f"Expected `{name}` to be {what}, but it is missing.")
+                values = describe(hints[name]) if name in hints else "given"
+                text = f"Expected `{name}` to be {values}, but it is missing."
+                self.mistake(f"{key}.{name}", text)
         if is_usable(node) and len(self.errors) == before:
             return arguments
         if check is not None:
@@ -266,7 +268,7 @@ class Instantiator:
 
 
 def _refusal(error: Exception, arguments: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return which of the arguments an error is about, if it names one, and what it says."""
+    """Return the argument that an error is about, or `None`, and the error's text."""
     text = reason_of(error)
     about = re.match(r"Expected `(\w+)`", text)
     return (about[1] if about is not None and about[1] in arguments else None), text

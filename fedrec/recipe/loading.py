@@ -1,4 +1,4 @@
-"""Read a recipe: YAML, what it extends, overrides, interpolation. Nothing is instantiated here."""
+"""Reading a recipe: YAML, `extends`, overrides, interpolation. Nothing is instantiated here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["UNUSABLE", "is_usable", "merge", "parse_value", "read_recipe"]
 
 
 class _Unusable:
-    """Stands where a value could not be read, so that one mistake is reported once."""
+    """Stands in place of a value that could not be read, so that its mistake is reported once."""
 
     def __repr__(self) -> str:
         return "UNUSABLE"
@@ -50,13 +50,13 @@ def read_recipe(path: str | Path, overrides: Iterable[str], errors: list[str]) -
     Args:
         path: The YAML file.
         overrides: `key=value` texts, applied in order after everything the recipe extends.
-        errors: Mistakes are appended here. A value that is the subject of one is `UNUSABLE`.
+        errors: A list that mistakes are appended to. A value with a mistake becomes `UNUSABLE`.
 
     Returns:
         The recipe with `extends` merged in, overrides applied and interpolation resolved.
 
     Raises:
-        RecipeError: If there is no recipe to read at all.
+        RecipeError: If the file cannot be read as a recipe.
     """
     path = Path(path)
     raw = _read_file(path, str(path), errors, ())
@@ -72,11 +72,11 @@ def parse_value(key: str, text: str) -> Any:
     """Read the YAML value of an override.
 
     Args:
-        key: The dotted key, for the message.
-        text: The value.
+        key: The dotted key, for the error.
+        text: The value's text.
 
     Raises:
-        RecipeError: If it is no YAML.
+        RecipeError: If the text is no YAML.
 
     Examples:
         >>> parse_value("record.server_lr", "1e-3"), parse_value("data.hidden", "[8, 8]")
@@ -94,7 +94,7 @@ def parse_value(key: str, text: str) -> Any:
 def merge(base: Any, over: Any) -> Any:
     """Lay one value over another: mappings key by key, everything else as a whole.
 
-    A component of another class brings its own arguments; those of the class below are dropped.
+    If `over` names another class than `base`, the arguments of `base` are dropped.
 
     Examples:
         >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
@@ -120,11 +120,15 @@ _COMPONENT_KEYS = {"class_path", "init_args"}
 
 
 def _read_file(
-    path: Path, key: str, errors: list[str], below: tuple[Path, ...]
+    path: Path, key: str, errors: list[str], readers: tuple[Path, ...]
 ) -> dict[str, Any] | None:
+    """Read a file with the files it extends merged in; `None` if it cannot be read.
+
+    `readers` are the files that extend it, directly or by way of others.
+    """
     here = path.resolve()
-    if here in below:
-        chain = " -> ".join(f.name for f in [*below[below.index(here) :], here])
+    if here in readers:
+        chain = " -> ".join(f.name for f in [*readers[readers.index(here) :], here])
         errors.append(
             f"{key}: Expected `extends` to end somewhere, but it runs in a circle: {chain}."
         )
@@ -142,8 +146,8 @@ def _read_file(
         inside = path / "recipe.yaml"
         hint = f"`{inside}` is that of this run." if inside.is_file() else None
         known = None if hint else siblings or None
-        wanted = expected("recipe", "a file that can be read", str(path), known=known, hint=hint)
-        errors.append(f"{key}: {wanted} ({reason})")
+        text = expected("recipe", "a file that can be read", str(path), known=known, hint=hint)
+        errors.append(f"{key}: {text} ({reason})")
         return None
     config = _parse(text, str(path), errors)
     if config is None:
@@ -152,12 +156,12 @@ def _read_file(
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
         if not isinstance(base, str):
-            wanted = expected("extends", "a path or a list of paths", base)
-            errors.append(f"{path}: extends: {wanted}")
+            text = expected("extends", "a path or a list of paths", base)
+            errors.append(f"{path}: extends: {text}")
             continue
-        part = _read_file(path.parent / base, f"{path}: extends", errors, (*below, here))
+        part = _read_file(path.parent / base, f"{path}: extends", errors, (*readers, here))
         merged = merge(merged, part or {})
-    # A recipe goes by its own name: two that extend the same base must not share a run folder.
+    # A name is not inherited: two recipes that extend the same base must not share a run folder.
     merged.pop("name", None)
     return dict(merge(merged, config))
 
@@ -176,7 +180,7 @@ def _parse(text: str, source: str, errors: list[str]) -> dict[str, Any] | None:
         errors.append(f"{source}: Expected keys with values, but got a list.")
         return None
     if not all(_NAME.fullmatch(str(key)) for key in plain):
-        # Of a file that is no recipe nothing is shown: it may be any file there is.
+        # The error shows nothing of the file: it is no recipe, and may hold anything.
         errors.append(f"{source}: Expected keys with values, but got other text.")
         return None
     return {str(key): value for key, value in plain.items()}
@@ -210,7 +214,7 @@ def _override(config: dict[str, Any], text: str, errors: list[str]) -> None:
 
 
 def _set(node: Any, parts: list[str], value: Any) -> str | None:
-    """Set one value in place; return what is wrong, if anything."""
+    """Set the value at a dotted key in place; return the mistake, if there is one."""
     part, rest = parts[0], parts[1:]
     if isinstance(node, list):
         if not part.isdecimal() or int(part) >= len(node):
@@ -310,8 +314,8 @@ class _Interpolation:
                 node = node[part]
             else:
                 known = [str(k) for k in node] if isinstance(node, dict) else None
-                wanted = expected(f"${{{target}}}", "a key of the recipe", part, known=known)
-                return self._mistake(f"{key}: {wanted}")
+                text = expected(f"${{{target}}}", "a key of the recipe", part, known=known)
+                return self._mistake(f"{key}: {text}")
         return self._value(node, key, (*seen, target))
 
     def _mistake(self, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is measured of a run's models: distance to training from scratch, a recipe's metrics."""
+"""Measuring a run's models: distance to training from scratch, and a recipe's own metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ __all__ = ["Model", "distances", "is_measured", "measure", "recorded_model"]
 
 
 class Model(NamedTuple):
-    """Weights and, where some are averaged, buffers, and which those are."""
+    """A model's weights and averaged buffers.
+
+    Attributes:
+        weights: Shape $(d,)$.
+        buffers: Shape $(b,)$, or `None` if no buffers are averaged.
+        buffer_spec: Names, dtypes and shapes of the averaged buffers.
+    """
 
     weights: Tensor
     buffers: Tensor | None
@@ -30,7 +36,7 @@ class Model(NamedTuple):
 
 
 def distances(weights: Tensor, reference: Tensor) -> dict[str, float | None]:
-    r"""Return $\lVert w - w^* \rVert_2$, also divided by $\lVert w^* \rVert_2$.
+    r"""Return $\lVert w - w^* \rVert_2$, and the same divided by $\lVert w^* \rVert_2$.
 
     Args:
         weights: $w$, shape $(d,)$.
@@ -48,18 +54,18 @@ def distances(weights: Tensor, reference: Tensor) -> dict[str, float | None]:
 
 
 def recorded_model(history: HistoryStore) -> Model:
-    """Return the model that a recording ended with."""
+    """Return the final model of a recording."""
     rounds = len(history.rounds())
     buffers = history.read_round(rounds - 1, ()).buffers
     return Model(final_weights(HistoryView(history), rounds), buffers, history.manifest.buffers)
 
 
 def is_measured(folder: RunFolder, config: Mapping[str, Any]) -> bool:
-    """Return whether all models are measured whose weights are there.
+    """Return whether all models are measured whose weights are in the folder.
 
     Args:
         folder: A run folder.
-        config: The resolved recipe, which may have other metrics than the one in the folder.
+        config: The resolved recipe, which may have other metrics than the recipe in the folder.
     """
     return all(
         folder.result(folder.measures_file(label), spec) is not None
@@ -77,18 +83,18 @@ def measure(
     metrics: Mapping[str, Metric],
     models: Mapping[str, Model],
 ) -> None:
-    """Measure those models of a run that are not measured yet.
+    """Measure the models of a run that are not measured yet.
 
     Args:
         folder: The run folder.
         config: The resolved recipe.
-        runtime: Says on which device.
+        runtime: The loop's runtime, which has the device.
         federation: Model and data.
-        metrics: By label.
-        models: Models that are at hand, by label; others come from the folder.
+        metrics: The recipe's own metrics, by label.
+        models: Models in memory, by label; all others are read from the folder.
 
     Raises:
-        ConfigurationError: If a metric does not fit.
+        ConfigurationError: If a metric does not fit the model's outputs.
     """
     specs = measure_specs(folder, config)
     name = reference_label(config)
@@ -100,15 +106,15 @@ def measure(
         model = _model(folder, label, models)
         if model is None:
             continue
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         if reference is not None:
-            found = distances(model.weights.cpu(), reference.weights.cpu())
-        values = _values(runtime, federation, metrics, model, spec["exclude"])
-        folder.write(file, {"spec": spec, "result": {**found, "metrics": values}})
+            result |= distances(model.weights.cpu(), reference.weights.cpu())
+        result["metrics"] = _values(runtime, federation, metrics, model, spec["exclude"])
+        folder.write(file, {"spec": spec, "result": result})
 
 
 def _model(folder: RunFolder, label: str, models: Mapping[str, Model]) -> Model | None:
-    """Return a model that is at hand, or that a finished recovery left behind."""
+    """Return a model from memory, or from the checkpoint of a finished recovery, or `None`."""
     path = folder.path / folder.weights_file(label)
     if label in models or label == RECORDED or not path.exists():
         return models.get(label)
@@ -125,7 +131,7 @@ def _values(
     model: Model,
     exclude: Collection[str],
 ) -> dict[str, float | None]:
-    """Return what the metrics say about a model; nothing where that is not a finite number."""
+    """Return the values of the metrics for a model; `None` for a value that is not finite."""
     if not metrics:
         return {}
     members = [
@@ -136,7 +142,7 @@ def _values(
     with runtime.running(federation):
         federation.module.to(runtime.device)
         federation.layout.select_buffers(federation.module, model.buffer_spec)
-        found = evaluate_metrics(
+        values = evaluate_metrics(
             federation,
             metrics,
             model.weights.to(runtime.device),
@@ -144,4 +150,4 @@ def _values(
             members=members,
             device=runtime.device,
         )
-    return {label: value if math.isfinite(value) else None for label, value in found.items()}
+    return {label: value if math.isfinite(value) else None for label, value in values.items()}

@@ -1,4 +1,4 @@
-"""The objects that a recipe stands for."""
+"""The objects that a recipe describes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Parts"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """The objects and arguments a recipe stands for.
+    """The objects and arguments that a recipe describes.
 
     Args:
         data: Data module.
@@ -37,7 +37,7 @@ class Parts:
         exclude: `"detected"`, or the ids of the clients to leave out.
         recoverers: Recoverers by label.
         metrics: Metrics by label, besides test error rate and attack success rate.
-        remarks: What recoverers have to say about a recipe that they can work with.
+        remarks: Remarks of recoverers about the recipe, see `Recoverer.check_plan`.
     """
 
     data: FederatedDataModule

@@ -1,4 +1,4 @@
-"""What a recipe or a sweep will take, and what of it is there already."""
+"""Planning a run or a sweep: what is done already, what is left, how much disk it takes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["SweepPlan", "forecast_history", "plan_sweep", "recoveries_there"]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep consists of.
+    """The parts of a sweep, and how many of them are done.
 
     Args:
-        done: Which of the points are done, in their order.
-        recordings: How many recordings the points rest on.
-        recordings_there: How many of these need not be made.
-        recoveries: How many recoveries the points consist of, shared ones once.
-        recoveries_there: How many of these are there.
-        sizes: Bytes on disk of each history that is to be made, as far as that can be told.
-        assumed: Whether a size depends on the numbers in the updates.
+        done: For each point in order, whether it is done.
+        recordings: Number of recordings that the points need.
+        recordings_there: Number of these recordings that need not be made.
+        recoveries: Number of recoveries of all points; a shared recovery counts once.
+        recoveries_there: Number of these recoveries that are done.
+        sizes: Forecast bytes of each history that is to be made; only for histories on disk.
+        assumed: Whether a size depends on how well updates compress.
     """
 
     done: tuple[bool, ...]
@@ -44,13 +44,13 @@ class SweepPlan:
 
 
 def forecast_history(recipe: Recipe) -> Forecast | None:
-    """Tell how much room the history of a recipe will take on disk, if it is kept there.
+    """Forecast the size of a recipe's history on disk; `None` if it is not an `LMDBHistory`.
 
     Args:
-        recipe: From `load_recipe`.
+        recipe: A recipe from `load_recipe`.
     """
     parts = build_parts(recipe)
-    store, given = parts.history
+    store, init_args = parts.history
     if not issubclass(store, LMDBHistory):
         return None
     ids, sampler = list(parts.data.client_ids), parts.record.get("sampler")
@@ -60,24 +60,24 @@ def forecast_history(recipe: Recipe) -> Forecast | None:
         num_clients=len(ids),
         num_parameters=layout.num_parameters,
         max_rounds=parts.record["max_rounds"],
-        codec=given.get("codec") or "float32",
-        keep=given.get("keep"),
+        codec=init_args.get("codec") or "float32",
+        keep=init_args.get("keep"),
         clients_per_round=None if sampler is None else len(sampler.sample(ids, 0, 0)),
         num_buffers=layout.num_buffers if parts.federation.get("buffers") == "average" else 0,
-        encrypted=given.get("master_key") is not None,
+        encrypted=init_args.get("master_key") is not None,
     )
 
 
 def recoveries_there(recipe: Recipe, folders: Sequence[RunFolder]) -> list[bool]:
-    """Return of each recovery of a recipe whether one of the folders has it.
+    """Return, for each recovery of a recipe, whether one of the folders has it.
 
     Args:
-        recipe: From `load_recipe`.
+        recipe: A recipe from `load_recipe`.
         folders: Run folders with the recipe's recording.
     """
     config = recipe.config
-    verdicts = [excluded_clients(folder, config) for folder in folders]
-    exclude = next((verdict for verdict in verdicts if verdict is not None), None)
+    detected = [excluded_clients(folder, config) for folder in folders]
+    exclude = next((clients for clients in detected if clients is not None), None)
     if exclude is None:
         return [False for _ in config.get("recoverers") or []]
     return [
@@ -91,11 +91,11 @@ def recoveries_there(recipe: Recipe, folders: Sequence[RunFolder]) -> list[bool]
 
 
 def plan_sweep(points: Sequence[Point], recordings: Path) -> SweepPlan:
-    """Tell what a sweep will do.
+    """Return what a sweep consists of, and what of it is done.
 
     Args:
-        points: Its points.
-        recordings: Where recordings lie.
+        points: The sweep's points.
+        recordings: The folder of the recordings.
     """
     groups: dict[str, list[Point]] = {}
     for point in points:
@@ -111,9 +111,8 @@ def plan_sweep(points: Sequence[Point], recordings: Path) -> SweepPlan:
         folders = [RunFolder(path) for path in (where, *sorted(where.glob("points/*")))]
         folders = [folder for folder in folders if folder.recipe_file.exists()]
         for point in group:
-            found = recoveries_there(point.recipe, folders)
-            for i, has in enumerate(found):
-                recoveries[f"{name} {_recovery(point.recipe.config, i)}"] = has
+            for i, done_already in enumerate(recoveries_there(point.recipe, folders)):
+                recoveries[f"{name} {_recovery(point.recipe.config, i)}"] = done_already
     sizes, assumed = _sizes(to_make)
     return SweepPlan(
         done=tuple(done[point.key] for point in points),
@@ -127,23 +126,23 @@ def plan_sweep(points: Sequence[Point], recordings: Path) -> SweepPlan:
 
 
 def _recovery(config: Any, index: int) -> str:
-    """Return what tells a recovery from the others on its recording, before it is made."""
+    """Return a hash that identifies a recovery among those on its recording, before it is made."""
     recover = config.get("recover") or {}
     detected = recover.get("exclude", "detected") == "detected"
-    verdict = {"detector": config.get("detector") if detected else None}
-    return hash_of(verdict) + hash_of({"recoverer": config["recoverers"][index], "in": recover})
+    detector = {"detector": config.get("detector") if detected else None}
+    return hash_of(detector) + hash_of({"recoverer": config["recoverers"][index], "in": recover})
 
 
 def _sizes(recipes: Sequence[Recipe]) -> tuple[list[int], bool]:
-    """Forecast every history, those that are alike once."""
-    known: dict[str, Forecast | None] = {}
-    found = []
+    """Return the forecast size of every history, and whether one of them is an assumption."""
+    known: dict[str, Forecast | None] = {}  # equal histories are forecast once
+    forecasts = []
     for recipe in recipes:
         parts = {k: recipe.config.get(k) for k in ("data", "model", "federation", "record")}
         key = json.dumps({**parts, "history": recipe.config.get("history")}, sort_keys=True)
         if key not in known:
             known[key] = forecast_history(recipe)
-        told = known[key]
-        if told is not None:
-            found.append(told)
-    return [told.num_bytes for told in found], any(told.assumed for told in found)
+        history = known[key]
+        if history is not None:
+            forecasts.append(history)
+    return [f.num_bytes for f in forecasts], any(f.assumed for f in forecasts)

@@ -1,4 +1,4 @@
-"""The points of a sweep: recipes, and the hashes of what their results depend on."""
+"""The points of a sweep: one recipe each, with hashes that find its results again."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Point:
     """One run of a sweep.
 
     Args:
-        name: What the swept keys are set to, for people.
+        name: The values of the swept keys, as text for people.
         texts: The same by key, as in `results.csv`.
-        seed: Its seed.
+        seed: Seed of the run.
         repeat: 0 for the recipe's seed, 1 for the next one, and so on.
-        recipe: What to run.
-        recording_part: What its recording depends on.
-        recording: The hash of that.
-        key: The hash of what its figures depend on.
+        recipe: The recipe to run.
+        recording_part: The part of the recipe that its recording depends on.
+        recording: Hash of `recording_part`.
+        key: Hash of everything that the point's figures depend on.
         sweep: Name of the sweep's folder.
     """
 
@@ -54,7 +54,7 @@ def sweep_points(
     overrides: Iterable[str] = (),
     allow: Iterable[str] = (),
 ) -> list[Point]:
-    """Return the points of a grid, repeat by repeat, each checked like a recipe of its own.
+    """Return the points of a grid, each as often as it is repeated, all checked like recipes.
 
     Args:
         recipe: The YAML file.
@@ -65,7 +65,7 @@ def sweep_points(
 
     Raises:
         RecipeError: With all mistakes of all points.
-        ConfigurationError: If two points are the same experiment, or one cannot be swept.
+        ConfigurationError: If two points are the same experiment, or a point cannot be swept.
     """
     repeats = check_int("repeats", repeats, minimum=1)
     overrides, allow = list(overrides), tuple([allow] if isinstance(allow, str) else allow)
@@ -113,13 +113,16 @@ def _point(recipe: Recipe, name: str, texts: Mapping[str, str], seed: int, repea
         )
     parts = build_parts(recipe)
     if "path" not in inspect.signature(parts.history[0]).parameters:
-        wanted = "a history on disk, which several runs can share"
-        raise ConfigurationError(expected("history", wanted, parts.history[0].__name__))
+        requirement = "a history on disk, which several runs can share"
+        raise ConfigurationError(expected("history", requirement, parts.history[0].__name__))
     part = recording_part(recipe, parts)
     recording = hash_of(part)
-    rest = {"recording": recording, "detector": config.get("detector")}
-    rest |= {"recover": config.get("recover")}
-    nodes = [hash_of({"recoverer": node}) for node in config.get("recoverers") or []]
+    figures_part = {
+        "recording": recording,
+        "detector": config.get("detector"),
+        "recover": config.get("recover"),
+        "recoverers": [hash_of({"recoverer": node}) for node in config.get("recoverers") or []],
+    }
     title = re.sub(r"[^\w .,+=-]+", " ", f"{recipe.name}, {name}")[:100].strip()
     return Point(
         name=name,
@@ -129,6 +132,6 @@ def _point(recipe: Recipe, name: str, texts: Mapping[str, str], seed: int, repea
         recipe=replace(recipe, config={**config, "name": title}),
         recording_part=part,
         recording=recording,
-        key=hash_of({**rest, "recoverers": nodes}),
+        key=hash_of(figures_part),
         sweep=recipe.name,
     )

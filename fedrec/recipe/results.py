@@ -1,4 +1,4 @@
-"""Put together what the steps of a run left behind."""
+"""The results of a run, put together from the files of its finished steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from fedrec.exceptions import ConfigurationError
 from fedrec.recipe.folder import DETECTION, RECORD, RECORDED, RunFolder
 from fedrec.recipe.schema import label_of
-from fedrec.recipe.stored import CONVERGENCE
+from fedrec.recipe.step_results import CONVERGENCE
 
 __all__ = [
     "collect_results",
@@ -28,12 +28,12 @@ _METHOD = (
 
 
 def recovery_spec(config: Mapping[str, Any], index: int, exclude: list[str]) -> dict[str, Any]:
-    """Return what a recovery depends on, besides the recording.
+    """Return everything that a recovery depends on, besides the recording.
 
     Args:
         config: The resolved recipe.
-        index: Position of the recoverer.
-        exclude: The clients it leaves out.
+        index: Position of the recoverer in the recipe.
+        exclude: The clients that the recovery leaves out.
     """
     return {
         "recoverer": config["recoverers"][index],
@@ -43,7 +43,7 @@ def recovery_spec(config: Mapping[str, Any], index: int, exclude: list[str]) -> 
 
 
 def excluded_clients(folder: RunFolder, config: Mapping[str, Any]) -> list[str] | None:
-    """Return whom the recoveries of a run leave out; `None` as long as nothing was detected.
+    """Return the clients that the recoveries of a run leave out; `None` before the detection.
 
     Args:
         folder: A run folder.
@@ -63,7 +63,7 @@ def is_reference(node: Any) -> bool:
 
 
 def reference_label(config: Mapping[str, Any]) -> str | None:
-    """Return which recovery the others are compared with: the first that trains from scratch.
+    """Return the label of the first recovery that trains from scratch: others are compared to it.
 
     Args:
         config: The resolved recipe.
@@ -73,14 +73,14 @@ def reference_label(config: Mapping[str, Any]) -> str | None:
 
 
 def measure_specs(folder: RunFolder, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what the measures of the models there are depend on, besides the recording.
+    """Return everything that the measures of a run's models depend on, besides the recording.
 
     Args:
         folder: A run folder.
         config: The resolved recipe.
 
     Returns:
-        By label of the finished recoveries, and of the recorded model; nothing as long as there is
+        One spec for the recorded model and for each finished recovery, by label; none if there is
         nothing to measure.
     """
     exclude = excluded_clients(folder, config)
@@ -99,19 +99,19 @@ def measure_specs(folder: RunFolder, config: Mapping[str, Any]) -> dict[str, dic
 
 
 def collect_results(folder: RunFolder) -> dict[str, Any]:
-    """Return what `results.json` holds, as far as the run has come.
+    """Return the content of `results.json`, as far as the run has come.
 
     Args:
         folder: A run folder.
 
     Returns:
-        All rates, ACP and CP too, as fractions in [0, 1], `None` where a figure is undefined; by
-        method whom it left out. Recoveries that were made for another recipe, or without other
-        clients, are left out. In `failures`, why a method failed when it was tried last, by its
-        label.
+        Figures of the recorded model and of every method, and more about the run. Rates, ACP and CP
+        are fractions in [0, 1]; a figure that is undefined is `None`. Recoveries that were made for
+        another recipe, or with other clients left out, are missing. `failures` says by label why a
+        method failed when it was last tried.
 
     Raises:
-        ConfigurationError: If nothing has been recorded.
+        ConfigurationError: If the folder has no finished recording.
     """
     config: Any = OmegaConf.to_container(OmegaConf.load(folder.recipe_file), resolve=False)
     record = (folder.read(RECORD) or {}).get("result")
@@ -125,10 +125,11 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
     specs = measure_specs(folder, config)
 
     def measured(label: str) -> dict[str, Any]:
-        found = folder.result(folder.measures_file(label), specs[label]) if label in specs else None
-        return {"distance": None, "relative_distance": None, "metrics": {}, **(found or {})}
+        spec = specs.get(label)
+        measures = None if spec is None else folder.result(folder.measures_file(label), spec)
+        return {"distance": None, "relative_distance": None, "metrics": {}, **(measures or {})}
 
-    # Why a method has no figures is known to the run that tried it last alone.
+    # Why a method failed is stored only here, by the run that tried it last.
     earlier = folder.read("results.json") or {}
     failures = earlier.get("failures", {}) if earlier.get("recipe") == config else {}
     methods = []

@@ -1,4 +1,4 @@
-"""Run a recipe: record, detect, recover, report; whatever is done already is kept."""
+"""Running a recipe: record, detect, recover, report. Steps that are done already are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from fedrec.federation import Federation
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
 from fedrec.recipe.failures import raise_failures, reason_of
-from fedrec.recipe.fitting import check_fit
 from fedrec.recipe.folder import (
     DETECTION,
     RECORD,
@@ -30,10 +29,11 @@ from fedrec.recipe.folder import (
     recording_part,
 )
 from fedrec.recipe.measures import Model, is_measured, measure, recorded_model
-from fedrec.recipe.mending import history_is_gone, mend
+from fedrec.recipe.model_fit import check_fit
+from fedrec.recipe.repair import history_is_gone, repair
 from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
 from fedrec.recipe.schema import Recipe, build_parts, folder_name
-from fedrec.recipe.stored import detection_result, method_result, recording_result
+from fedrec.recipe.step_results import detection_result, method_result, recording_result
 from fedrec.recoverers.base import Recoverer
 from fedrec.report import write_report
 from fedrec.types import Detection, RunResult
@@ -54,41 +54,41 @@ def run(
     steps: Sequence[str] = STEPS,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Do what a recipe says, in its run folder, and write `results.json` and `report.html`.
+    """Run a recipe in its run folder, and write `results.json` and `report.html`.
 
-    With `loop.fast_dev_run` all of it happens in a temporary folder, and nothing is kept.
+    With `loop.fast_dev_run`, the run folder is a temporary one, and nothing is kept.
 
     Running the same recipe again does only what is missing: an interrupted recording or recovery
-    goes on, finished ones are kept. A recipe with the same recording and other recoverers or
-    another detector reuses the recording. Where a detector flags nobody, there is nothing to
-    recover from, and no recovery is made; `exclude: []` in the recipe makes them all the same.
+    goes on, a finished one is kept. A recipe with the same recording and other recoverers or
+    another detector reuses the recording. If the detector flags nobody, there is nothing to recover
+    from, and no recovery is made; with `exclude: []` in the recipe, recoveries are made anyway.
 
-    Files of a finished recovery that were deleted are made again. A finished recording whose
-    history was deleted is not: a run with nothing else left to do goes without it, any other says
-    what there is to do about it.
+    Deleted files of a finished recovery are made again. A deleted history is not recorded again: if
+    a step that is still to do needs it, an error says so.
 
     Args:
-        recipe: From `load_recipe`.
+        recipe: A recipe from `load_recipe`.
         folder: The run folder; by default the recipe's name in `output_dir`.
-        output_dir: Where run folders lie.
+        output_dir: The folder of run folders.
         overwrite: Remove an existing run first.
         steps: Which of `"record"`, `"detect"` and `"recover"` to do.
         progress: `False` for no progress bars, whatever the recipe says.
 
     Returns:
-        What `results.json` holds: all rates, ACP too, as fractions in [0, 1].
+        The content of `results.json`: all rates, ACP too, are fractions in [0, 1].
 
     Raises:
-        ConfigurationError: If the folder holds another recording or is in use, or a step lacks one.
+        ConfigurationError: If the folder holds another recording or is in use, or a step needs a
+            recording that is missing.
         MethodsFailedError: If some of the methods failed, once all others are done.
-        KeyboardInterrupt: After an interrupt, once the run is in a state from which it goes on.
+        KeyboardInterrupt: After an interrupt, once the run can be resumed.
     """
     for step in steps:
         if step not in STEPS:
             raise ConfigurationError(expected("steps", "steps of a run", step, known=STEPS))
     with ExitStack() as stack:
         if (recipe.config.get("loop") or {}).get("fast_dev_run"):
-            # A trial run must neither use up the run folder nor be taken for the real thing.
+            # A trial run must not leave files that later count as results of the recipe.
             output_dir = stack.enter_context(TemporaryDirectory(prefix="fedrec-"))
             folder = None
         where = RunFolder(Path(output_dir) / recipe.name if folder is None else folder)
@@ -98,10 +98,10 @@ def run(
 
 
 def is_done(recipe: Recipe, folder: str | Path) -> bool:
-    """Return whether a run folder holds all that a recipe asks for.
+    """Return whether a run folder holds the results of all steps of a recipe.
 
     Args:
-        recipe: From `load_recipe`.
+        recipe: A recipe from `load_recipe`.
         folder: The run folder, which need not exist.
     """
     where = RunFolder(folder)
@@ -112,7 +112,7 @@ def is_recorded(recipe: Recipe, folder: str | Path) -> bool:
     """Return whether a run folder holds the recording of a recipe.
 
     Args:
-        recipe: From `load_recipe`.
+        recipe: A recipe from `load_recipe`.
         folder: The run folder, which need not exist.
     """
     return _Session(recipe, RunFolder(folder), False).is_recorded()
@@ -125,7 +125,7 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     failed: MethodsFailedError | None = None
     try:
         if "recover" in steps:
-            mend(where, session.recipe)
+            repair(where, session.recipe)
         if session.is_done(steps):
             _log.info("Everything in `%s` is done already.", where.path)
             session.measure()
@@ -135,7 +135,7 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     except MethodsFailedError as error:
         failed = error
     except ConfigurationError:
-        # A recipe that cannot be run does not take the place of one that could.
+        # A recipe that cannot be run must not replace the folder's recipe.
         if before is not None and not overwrite:
             write_atomically(where.recipe_file, before)
         raise
@@ -151,7 +151,7 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
 
 
 class _Session:
-    """One run of one recipe."""
+    """One call of `run`: the recipe's objects, and its steps."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, progress: bool) -> None:
         self.recipe = recipe
@@ -181,11 +181,11 @@ class _Session:
         return "path" in inspect.signature(self.parts.history[0]).parameters
 
     def is_recorded(self) -> bool:
-        """Return whether there is nothing left to record."""
+        """Return whether the recording is finished."""
         return self.folder.result(RECORD, self.recording) is not None
 
     def is_done(self, steps: Sequence[str]) -> bool:
-        """Return whether nothing is left to do; a history that was removed since is not missed."""
+        """Return whether all steps are done; the history may have been deleted since."""
         if not self.is_recorded():
             return False
         results = collect_results(self.folder)
@@ -195,15 +195,15 @@ class _Session:
         return detected and (recovered or "recover" not in steps)
 
     def detects(self, steps: Sequence[str]) -> bool:
-        """Return whether to detect: if asked for, and in a whole run if it has a use for it."""
+        """Return whether to run the detector: as `steps` say; in a whole run, if it is needed."""
         if "detect" not in steps or "recover" not in steps:
             return "detect" in steps
-        listed = not isinstance(self.parts.exclude, str) and self.parts.recoverers
-        return self.parts.detector is not None and not listed
+        excludes_are_listed = not isinstance(self.parts.exclude, str) and self.parts.recoverers
+        return self.parts.detector is not None and not excludes_are_listed
 
     def flagged_nobody(self) -> bool:
-        """Return whether a detector was to say whom to leave out, and named nobody."""
-        if self.loop.fast_dev_run:  # a few rounds say little, and the methods are to be tried
+        """Return whether recoveries leave out the detected clients, and none was detected."""
+        if self.loop.fast_dev_run:  # methods are to be tried, even if few rounds flag nobody
             return False
         by_detector = isinstance(self.parts.exclude, str)
         return by_detector and excluded_clients(self.folder, self.recipe.config) == []
@@ -230,7 +230,7 @@ class _Session:
         parts = self.parts
         total = self.loop.runtime.limit(parts.record["max_rounds"])
         if self.history.is_empty:
-            # What was made from a history that is gone would not fit to the new one.
+            # Recoveries and detections of a deleted history do not belong to the new recording.
             shutil.rmtree(self.folder.path / "recover", ignore_errors=True)
             for name in (DETECTION, self.folder.measures_file(RECORDED)):
                 (self.folder.path / name).unlink(missing_ok=True)
@@ -249,15 +249,15 @@ class _Session:
                 **parts.record,
             )
         except Exception:
-            # Without a round there is nothing to keep, and the corrected recipe is another one.
+            # Without any round there is nothing to keep, and a corrected recipe could not go on.
             if self.history.is_empty or not self.history.rounds():
                 self.history.close()
                 shutil.rmtree(self.folder.path / "history", ignore_errors=True)
                 (self.folder.path / RECORD).unlink(missing_ok=True)
             raise
-        found = recording_result(result, self.history, synthetic=self.parts.data.synthetic)
-        found = {**self._test(result), **found}
-        self.folder.write(RECORD, {"spec": self.recording, "result": found})
+        kept = recording_result(result, self.history, synthetic=self.parts.data.synthetic)
+        kept = {**self._test(result), **kept}
+        self.folder.write(RECORD, {"spec": self.recording, "result": kept})
         if result.detection is not None and self.parts.stop_on_detection:
             self._write_detection(result.detection)
 
@@ -289,7 +289,7 @@ class _Session:
         if isinstance(exclude, str):
             exclude = self.detect()["malicious"]
         self.models[RECORDED] = recorded_model(self.history)
-        self.measure()  # a metric that does not fit is found out before hours of recoveries
+        self.measure()  # now, so that a metric that does not fit fails before hours of recoveries
         if self.flagged_nobody():
             _log.warning(
                 "Nobody was flagged, so there is nothing to recover from, and no recovery was "
@@ -309,16 +309,17 @@ class _Session:
         raise_failures(failures, files)
 
     def _recover(self, i: int, label: str, recoverer: Recoverer, exclude: list[str]) -> None:
-        """Recover with one of the methods, unless that is done."""
+        """Recover with a method, unless its recovery is done."""
         file, failure = self.folder.recovery_file(label), self.folder.failure_file(label)
         spec = recovery_spec(self.recipe.config, i, exclude)
         if self.folder.result(file, spec) is not None:
             _log.info("%s: kept.", label)
             return
         begun, weights = self.folder.read(file), self.folder.path / self.folder.weights_file(label)
-        other = begun is not None and not is_same(begun["spec"], spec)
+        is_other = begun is not None and not is_same(begun["spec"], spec)
+        # Weights of an earlier, other recovery are kept aside until the new one has started.
         earlier = weights.with_name(f"earlier-{weights.name}")
-        if begun is not None and other:
+        if begun is not None and is_other:
             earlier.unlink(missing_ok=True)
             if weights.exists():
                 register_derived(earlier, without=begun["spec"]["exclude"])
@@ -335,12 +336,12 @@ class _Session:
                 exclude,
                 attack=self.parts.attack,
                 name=folder_name(label),
-                resume=not other,
+                resume=not is_other,
                 **self.parts.recover,
             )
         except ConfigurationError:
             if begun is not None:
-                if other and earlier.exists():
+                if is_other and earlier.exists():
                     register_derived(weights, without=begun["spec"]["exclude"])
                     earlier.rename(weights)
                 self.folder.write(file, begun)
@@ -390,12 +391,12 @@ class _Session:
 
 
 class _Resumed(Callback):
-    """Says from which round an interrupted recovery goes on."""
+    """Logs the round from which an interrupted recovery goes on."""
 
     def on_recover_start(
         self, loop: LoopSettings, name: str, max_rounds: int, first_round: int
     ) -> None:
-        """Say so, if it does."""
+        """Log the round, unless it is the first."""
         if first_round:
             rounds = f" of {max_rounds}" if first_round < max_rounds else ""
             _log.info("%s: going on at round %d%s.", name, first_round, rounds)

@@ -1,4 +1,4 @@
-"""What a recipe may say, and the objects it says it with."""
+"""The sections of a recipe: checking all of them, and building their objects."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _FILE_NAME = re.compile(r"\w[\w .,+=-]{0,99}")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that was read and found to be free of mistakes.
+    """A recipe that was read and has no mistakes.
 
     Args:
-        config: Everything it says, resolved, as plain dicts, lists and scalars.
+        config: The resolved recipe as plain dicts, lists and scalars.
         path: The file it came from.
         allow: Modules its classes may come from, besides fedrec, torch, torchmetrics and Lightning.
     """
@@ -80,7 +80,7 @@ class Recipe:
 def load_recipe(
     path: str | Path, overrides: Iterable[str] = (), allow: Iterable[str] = ()
 ) -> Recipe:
-    """Read a recipe and check everything in it that can be checked without its data.
+    """Read a recipe, and check everything that can be checked without its data.
 
     Args:
         path: The YAML file.
@@ -89,7 +89,7 @@ def load_recipe(
             They are imported.
 
     Raises:
-        RecipeError: With all mistakes there are.
+        RecipeError: With all mistakes of the recipe.
         ConfigurationError: If a module in `allow` cannot be imported.
 
     Examples:
@@ -110,10 +110,10 @@ def load_recipe(
 
 
 def build_parts(recipe: Recipe) -> Parts:
-    """Construct everything a recipe names, anew.
+    """Build the objects of a recipe, new ones in every call.
 
     Raises:
-        RecipeError: If a constructor refuses.
+        RecipeError: If a constructor refuses its arguments.
     """
     errors: list[str] = []
     parts = _build(recipe.config, ClassFinder(recipe.allow), errors)
@@ -123,7 +123,7 @@ def build_parts(recipe: Recipe) -> Parts:
 
 
 def folder_name(label: str) -> str:
-    """Return the label with everything replaced that does not belong in a file name.
+    """Return a label as a folder name: other characters are replaced by dashes.
 
     Examples:
         >>> folder_name("FedRecover w/o estimates")
@@ -168,13 +168,13 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         key: str, function: Any, given: Mapping[str, str], check: Any, **types: Any
     ) -> Any:
         section = {} if config.get(key) is None else config[key]
-        found = make.arguments(section, key, function, given=given, types=types, check=check)
-        if found is not UNUSABLE:
-            make.construct(check, found, key)
-        return found
+        checked = make.arguments(section, key, function, given=given, types=types, check=check)
+        if checked is not UNUSABLE:
+            make.construct(check, checked, key)
+        return checked
 
     data = component("data", FederatedDataModule, {"seed": seed})
-    # The initial weights are a function of the seed, and nobody else's random stream moves on.
+    # The initial weights are a function of the seed, and the caller's generator stays as it is.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_key(seed, "model") % 2**63)
         model = component("model", pl.LightningModule)
@@ -190,7 +190,7 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         [HistoryStore],
         given={"path": _FOLDER},
     )
-    if store is not UNUSABLE:  # its mistakes show now; making a store touches no file
+    if store is not UNUSABLE:  # made to find its mistakes now; making a store touches no file
         cls, init = store
         path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
         make.construct(cls, {**init, **path}, "history.init_args")
@@ -257,7 +257,7 @@ def _check_federation(
     drop_last: Any = None,
     **training: Any,
 ) -> None:
-    """Check what `Federation.from_data` would, without any data."""
+    """Check the arguments of `Federation.from_data` without any data."""
     if isinstance(malicious, float):
         check_float("malicious", malicious, minimum=0, maximum=1, open_maximum=True)
     elif not isinstance(malicious, list):
@@ -275,6 +275,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _recover(config: Mapping[str, Any], make: Instantiator) -> tuple[Any, Any]:
+    """Return the checked arguments of the section `recover`, and its `exclude`."""
     section = config.get("recover")
     section = {} if section is None else section
     exclude: Any = "detected"
@@ -288,33 +289,33 @@ def _recover(config: Mapping[str, Any], make: Instantiator) -> tuple[Any, Any]:
     elif exclude is not UNUSABLE and exclude != "detected":
         requirement = '"detected" or a list of client ids'
         hint = "`detector: KnownMalicious` with `exclude: detected` leaves out who is malicious."
-        wanted = expected("exclude", requirement, exclude, hint=hint)
-        make.mistake("recover.exclude", wanted)
+        text = expected("exclude", requirement, exclude, hint=hint)
+        make.mistake("recover.exclude", text)
     elif config.get("detector") is None and config.get("recoverers"):
         make.mistake(
             "recover.exclude",
             'Expected a `detector` for exclude="detected", but there is none. HINT: add one, or '
             "list the clients to exclude.",
         )
-    found = make.arguments(
+    arguments = make.arguments(
         section, "recover", FederatedLoop.recover, given=_RECOVER, check=check_recovery
     )
-    if found is not UNUSABLE:
-        make.construct(check_recovery, found, "recover")
-    return found, exclude
+    if arguments is not UNUSABLE:
+        make.construct(check_recovery, arguments, "recover")
+    return arguments, exclude
 
 
 def _labelled(
     section: str, base: type, config: Mapping[str, Any], make: Instantiator
 ) -> dict[str, Any]:
-    """Build a list of components, each with a label that tells it from the others."""
+    """Build the components of a list section, by label; labels have to differ."""
     nodes = config.get(section)
     if nodes is None or nodes is UNUSABLE:
         return {}
     if not isinstance(nodes, list):
         make.mistake(section, expected(section, "a list", nodes))
         return {}
-    found: dict[str, Any] = {}
+    components: dict[str, Any] = {}
     folders: dict[str, str] = {}
     for i, node in enumerate(nodes):
         key = f"{section}.{i}"
@@ -333,5 +334,5 @@ def _labelled(
             )
         else:
             folders[folder_name(label).lower()] = key
-            found[label] = component
-    return found
+            components[label] = component
+    return components

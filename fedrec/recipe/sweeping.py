@@ -1,4 +1,4 @@
-"""Run a recipe at every point of a grid, each recording once; what is done already is kept."""
+"""Running a recipe at every point of a grid, each recording once. Points that are done are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
-from fedrec.recipe.clock import Clock, time_text
 from fedrec.recipe.failures import keep_failure
 from fedrec.recipe.folder import DETECTION, RECORD, RunFolder, locked
 from fedrec.recipe.measures import is_measured
@@ -39,20 +38,20 @@ __all__ = ["Sweep", "sweep"]
 
 _log = logging.getLogger(__name__)
 
-# What a point that is done lacks a method for.
+# Why a point that is done has no figures of a method.
 _NOBODY = "Nobody was flagged, so there is nothing to recover from."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What came of a sweep.
+    """The results of a sweep.
 
     Args:
-        folder: Where `results.csv`, `summary.csv` and `sweep.json` are.
+        folder: The folder with `results.csv`, `summary.csv` and `sweep.json`.
         keys: The swept keys.
         rows: The rows of `results.csv`.
         summary: The rows of `summary.csv`.
-        failures: Why points failed, by the point's name.
+        failures: By the name of a point that failed, the reason.
 
     Examples:
         >>> done = Sweep(folder=Path("runs/rules"), keys=("aggregator",), rows=[], summary=[])
@@ -81,13 +80,13 @@ def sweep(
 ) -> Sweep:
     """Run a recipe at every point of a grid, and put the results into one table.
 
-    Points that differ in detection and recovery alone share a recording, and recoveries that are
-    the same in several of these points are made once. A recording is found again by the hash of
-    what it depends on, a point by the hash of everything its figures depend on: calling this again
-    does what is missing, be it after an interruption, a failure, or with more values in the grid.
+    Points that differ only in detection and recovery share a recording, and a recovery that several
+    of them have in common is made once. Recordings and points are found again by a hash of
+    everything they depend on. So calling `sweep` again does what is missing: after an interruption,
+    after a failure, or with more values in the grid.
 
-    A point that fails does not keep the others from running, nor does a method the others of its
-    point; the next call tries what failed again.
+    If a point fails, the other points run all the same, and so do the other methods if a method
+    fails. The next call tries again what failed.
 
     Args:
         recipe: The YAML file.
@@ -95,21 +94,21 @@ def sweep(
         repeats: Runs of each point, with the seed of the recipe and those that follow it.
         overrides: `key=value` texts that hold for all points; `name=...` names the folder.
         allow: Modules the recipe's classes may come from, as in `load_recipe`.
-        output_dir: Where the folder of the sweep lies.
-        recordings: Where recordings, and the points made from them, lie; by default in the folder
-            of the sweep. Several sweeps may share them.
-        delete_histories: Remove the history of a recording once all of its points are done. It is
-            recorded again if a point that is added later needs it.
+        output_dir: The folder in which the folder of the sweep is made.
+        recordings: The folder of the recordings, and of the points made from them; by default it is
+            in the folder of the sweep. Several sweeps may share it.
+        delete_histories: Remove the history of a recording once all of its points are done. The
+            recording is made again if a point that is added later needs it.
         progress: `False` for no progress bars.
 
     Returns:
-        The tables, and why points failed.
+        The tables, and the reasons of points that failed.
 
     Raises:
-        RecipeError: With all mistakes there are, before anything is run.
-        ConfigurationError: If the grid has no points or two that are the same, or the folder is
-            in use or no folder of a sweep.
-        KeyboardInterrupt: After an interrupt; what is done is kept.
+        RecipeError: With all mistakes of all points, before anything is run.
+        ConfigurationError: If the grid has no points or two equal points, or the folder is in use
+            or not the folder of a sweep.
+        KeyboardInterrupt: After an interrupt; finished steps are kept.
 
     Examples:
         >>> from pathlib import Path
@@ -182,7 +181,7 @@ class _Run:
                 else:
                     missing[name].append(point)
         num_missing = sum(len(points) for points in missing.values())
-        self.clock = Clock(num_missing, sum(bool(points) for points in missing.values()))
+        self.clock = _Clock(num_missing, sum(bool(points) for points in missing.values()))
         _log.info(
             "Sweep `%s`: %d of %d points done already, on %d %s.",
             self.folder,
@@ -196,14 +195,14 @@ class _Run:
             for name in groups:
                 self._group(name, groups[name], missing[name])
         finally:
-            found = self._write()
-        return found
+            result = self._write()
+        return result
 
     def _folder(self, point: Point) -> Path:
         return self.recordings / point.recording / "points" / point.key
 
     def _group(self, name: str, points: list[Point], missing: list[Point]) -> None:
-        """Make one recording, and the points that rest on it."""
+        """Make a recording, and its points that are missing."""
         where = self.recordings / name
         if missing:
             self.recordings.mkdir(parents=True, exist_ok=True)
@@ -212,7 +211,7 @@ class _Run:
                     self._record(missing[0], where)
                     for point in missing:
                         self._try(point)
-            except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
+            except Exception as error:  # noqa: BLE001 - it is reported, and other groups go on
                 for point in missing:
                     self._failed(point, error, "Recording: ")
                 self.clock.skipped(len(missing))
@@ -220,7 +219,7 @@ class _Run:
             shutil.rmtree(where / "history", ignore_errors=True)
 
     def _record(self, point: Point, where: Path) -> None:
-        """Record, if that is not done or the history was deleted since."""
+        """Make the recording, unless it is done and its history is there."""
         folder, began = RunFolder(where), time.monotonic()
         before = (folder.read(RECORD) or {}).get("result") or {}
         kept = bool(before) and (where / "history").exists()
@@ -244,11 +243,12 @@ class _Run:
             )
 
     def _try(self, point: Point) -> None:
+        """Run a point on its recording; a failure is noted, not raised."""
         began = time.monotonic()
         try:
             self._prepare(point)
             run(point.recipe, folder=self._folder(point), progress=self.progress)
-        except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
+        except Exception as error:  # noqa: BLE001 - it is reported, and other points go on
             self._failed(point, error)
             return
         finally:
@@ -260,12 +260,16 @@ class _Run:
             len(self.rows),
             len(self.points),
             point.name,
-            time_text(time.monotonic() - began),
+            _time_text(time.monotonic() - began),
             self.clock.left(),
         )
 
     def _prepare(self, point: Point) -> None:
-        """Make the folder of a point a run folder with the recording, and all that others share."""
+        """Make the run folder of a point, with the recording and with what other points have done.
+
+        The point shares the history by a link. The detection and recoveries that are the same in
+        other points are copied.
+        """
         recording = RunFolder(self.recordings / point.recording)
         folder = RunFolder(self._folder(point))
         folder.open(point.recipe, point.recording_part, overwrite=False)
@@ -292,7 +296,7 @@ class _Run:
                 _copy((have[0].path / name).parent, (folder.path / name).parent)
 
     def _measure(self, point: Point) -> None:
-        """Bring what is measured of a point that is done up to the metrics of the recipe."""
+        """Measure the models of a point that is done, if the recipe has new metrics."""
         folder = self._folder(point)
         if not is_measured(RunFolder(folder), point.recipe.config):
             try:
@@ -305,7 +309,7 @@ class _Run:
         reason = keep_failure(error, self.folder / file, file)
         self.failures[point.name] = what + reason
         self.rows.pop(point.key, None)
-        # The methods that did not fail, if there are any.
+        # Rows of the methods that did not fail, if the point has results at all.
         with suppress(ConfigurationError, FileNotFoundError):
             self.rows[point.key] = self._rows(point)
         reasons = error.failures if isinstance(error, MethodsFailedError) else {}
@@ -328,12 +332,12 @@ class _Run:
     def _account_for_missing(
         self, point: Point, reasons: Mapping[str, str], otherwise: str
     ) -> None:
-        """Give methods without figures a row, too: means over the other repeats must not hide it.
+        """Add a row for every method without figures, so that means over repeats do not hide it.
 
         Args:
-            point: Whose rows.
-            reasons: Why there are none, by method.
-            otherwise: Why there are none of other methods.
+            point: The point.
+            reasons: Why a method has no figures, by method.
+            otherwise: The reason for methods that are not in `reasons`.
         """
         rows = self.rows.setdefault(point.key, [])
         done = {row["method"] for row in rows}
@@ -348,7 +352,7 @@ class _Run:
         rows.sort(key=lambda row: order.index(row["method"]))
 
     def _write(self) -> Sweep:
-        """Write the tables of what there is, in the order of the grid."""
+        """Write the tables of all rows so far, in the order of the grid."""
         rows = [row for point in self.points for row in self.rows.get(point.key, [])]
         summary = summarize(rows, self.keys)
         metrics = [name for name in figures_of(rows) if name.startswith(METRIC)]
@@ -387,9 +391,60 @@ def _alone(lock: Path, what: Path) -> AbstractContextManager[None]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what a finished recovery left behind."""
+    """Copy the folder of a finished recovery."""
     temporary = target.with_name(target.name + ".copy")
     for path in (temporary, target):
         shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.tmp"))
     temporary.rename(target)
+
+
+@dataclass(eq=False)
+class _Clock:
+    """Estimates how long the rest of a sweep takes, from how long its parts have taken so far.
+
+    Args:
+        points: Number of points that are still to do.
+        recordings: Number of recordings that these points still need.
+    """
+
+    points: int
+    recordings: int
+    _point_seconds: list[float] = field(default_factory=list)
+    _recording_seconds: list[float] = field(default_factory=list)
+
+    def recorded(self, seconds: float | None) -> None:
+        """Note that a recording is done; `None` if it was there already."""
+        self.recordings -= 1
+        self._recording_seconds += [] if seconds is None else [seconds]
+
+    def skipped(self, points: int) -> None:
+        """Note that a recording failed, and with it its points."""
+        self.recordings -= 1
+        self.points -= points
+
+    def did(self, seconds: float) -> None:
+        """Note that a point is done."""
+        self.points -= 1
+        self._point_seconds.append(seconds)
+
+    def left(self) -> str:
+        """Return how long the rest takes, as the end of a sentence; empty if no point is left."""
+        parts = (
+            (self._point_seconds, self.points),
+            (self._recording_seconds, self.recordings),
+        )
+        left = sum(sum(seconds) / len(seconds) * number for seconds, number in parts if seconds)
+        return f", about {_time_text(left)} left" if self.points else ""
+
+
+def _time_text(seconds: float) -> str:
+    """Write a time in the unit that people would choose.
+
+    Examples:
+        >>> _time_text(3.2), _time_text(600), _time_text(9000)
+        ('3 s', '10 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

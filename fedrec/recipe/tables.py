@@ -12,7 +12,7 @@ from typing import Any
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.metrics import REASONS
-from fedrec.recipe.stored import CONVERGENCE
+from fedrec.recipe.step_results import CONVERGENCE
 
 __all__ = [
     "COLUMNS",
@@ -28,11 +28,11 @@ __all__ = [
     "write_table",
 ]
 
-#: What the recorded model is called in the column `method`: where clients are malicious, and else.
+#: Names of the recorded model in the column `method`: with and without malicious clients.
 POISONED = "Poisoned"
 UNPOISONED = "Recorded"
 
-#: What the columns of a recipe's own metrics, which follow `COLUMNS`, begin with.
+#: Prefix of the columns of a recipe's own metrics, which follow `COLUMNS`.
 METRIC = "metrics."
 
 _FIGURES = (
@@ -61,11 +61,11 @@ Row = dict[str, Any]
 
 
 def name_of_recorded(results: Mapping[str, Any]) -> str:
-    """Return what the recorded model of a run is called: poisoned only if clients are malicious.
+    """Return the name of a run's recorded model: "Recorded" if no client was malicious.
 
     Args:
-        results: What `results.json` holds. Of a run that says nothing about malicious clients, it
-            is called poisoned.
+        results: Content of `results.json`. If it has no list of malicious clients, the name is
+            "Poisoned".
 
     Examples:
         >>> name_of_recorded({"recording": {"malicious": ["client-3"]}})
@@ -80,11 +80,11 @@ def method_rows(results: Mapping[str, Any]) -> list[Row]:
     """Return one row for the recorded model and one for every method of a run.
 
     Args:
-        results: What `results.json` holds.
+        results: Content of `results.json`.
 
     Returns:
-        Rows with the columns from `method` on, but for `folder`; what does not apply is `None`. A
-        recipe's own metrics are under their labels, with `METRIC` before them.
+        Rows with the columns from `method` on, except `folder`; a figure that does not apply is
+        `None`. A recipe's own metrics go by `METRIC` and their label.
 
     Examples:
         >>> method = {"name": "A", "ter": 0.1, "asr": None, "acp": 0.75, "cp_min": 0.7,
@@ -124,10 +124,10 @@ def _metrics(model: Mapping[str, Any]) -> Row:
 
 
 def figures_of(rows: Sequence[Row]) -> list[str]:
-    """Return the columns that have numbers, those of a recipe's own metrics among them.
+    """Return the names of the columns with numbers, those of a recipe's own metrics included.
 
     Args:
-        rows: Of `results.csv`.
+        rows: Rows of `results.csv`.
 
     Examples:
         >>> figures_of([{"method": "A", "ter": 0.25, "metrics.auc": 0.5}])[-1]
@@ -138,10 +138,10 @@ def figures_of(rows: Sequence[Row]) -> list[str]:
 
 
 def synthetic_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Say whether rows are about data that only stand in for real ones; nothing if they are not.
+    """Return a remark for rows about made-up data; an empty text if all data are real.
 
     Args:
-        rows: Of `results.csv` or `summary.csv`.
+        rows: Rows of `results.csv` or `summary.csv`.
 
     Examples:
         >>> made_up, real = {"synthetic_data": "true"}, {"synthetic_data": "false"}
@@ -158,14 +158,14 @@ def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     """Return mean and standard deviation over repeats.
 
     Args:
-        rows: Of `results.csv`.
+        rows: Rows of `results.csv`.
         keys: The swept keys.
 
     Returns:
-        A row for every point and method, in the order they come: the keys, `method`, `failures` and
-        `repeats` (how many failed, and how many did not), `synthetic_data`, and of every figure its
-        `_mean` and `_std` (of the sample, with one degree of freedom less than repeats; `None` for
-        a single one). A figure that some repeats lack is that of the others.
+        A row for every point and method, in the order of `rows`. It has the keys, `method`,
+        `failures` and `repeats` (the numbers of repeats that failed and that did not),
+        `synthetic_data`, and for every figure its `_mean` and `_std` over the repeats that have it.
+        `_std` is the deviation of the sample ($n - 1$), `None` for a single repeat.
 
     Examples:
         >>> rows = [{"k": "1", "method": "A", "ter": 0.25}, {"k": "1", "method": "A", "ter": 0.75}]
@@ -177,17 +177,17 @@ def summarize(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     for row in rows:
         groups.setdefault(tuple(row[key] for key in (*keys, "method")), []).append(row)
     summary, figures = [], figures_of(rows)
-    for values, group in groups.items():
-        line: Row = dict(zip((*keys, "method"), values, strict=True))
+    for point, group in groups.items():
+        line: Row = dict(zip((*keys, "method"), point, strict=True))
         line["failures"] = sum(bool(row.get("failure")) for row in group)
         line["repeats"] = len(group) - line["failures"]
-        # The same for all repeats; those that failed do not know it.
-        told = (row["synthetic_data"] for row in group if row.get("synthetic_data"))
-        line["synthetic_data"] = next(told, None)
+        # The same for all repeats, but missing in those that failed.
+        texts = (row["synthetic_data"] for row in group if row.get("synthetic_data"))
+        line["synthetic_data"] = next(texts, None)
         for figure in figures:
-            found = [row[figure] for row in group if row.get(figure) is not None]
-            line[f"{figure}_mean"] = statistics.fmean(found) if found else None
-            line[f"{figure}_std"] = statistics.stdev(found) if len(found) > 1 else None
+            values = [row[figure] for row in group if row.get(figure) is not None]
+            line[f"{figure}_mean"] = statistics.fmean(values) if values else None
+            line[f"{figure}_std"] = statistics.stdev(values) if len(values) > 1 else None
         summary.append(line)
     return summary
 
@@ -217,7 +217,7 @@ def read_table(path: str | Path) -> tuple[list[Row], list[str]]:
         The rows, with figures as numbers and everything else as text; and the swept keys.
 
     Raises:
-        ConfigurationError: If it is no such file.
+        ConfigurationError: If the file is not a sweep's `results.csv`.
     """
     path = Path(path)
     path = path / "results.csv" if path.is_dir() else path
@@ -228,8 +228,8 @@ def read_table(path: str | Path) -> tuple[list[Row], list[str]]:
             rows: list[Row] = list(reader)
             columns = list(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        wanted = expected("SWEEP", "the folder of a sweep or its results.csv", str(path), hint=hint)
-        raise ConfigurationError(wanted) from error
+        requirement = "the folder of a sweep or its results.csv"
+        raise ConfigurationError(expected("SWEEP", requirement, str(path), hint=hint)) from error
     missing = [column for column in COLUMNS if column not in columns]
     if missing:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Asking clients for the direction of updates whose length history knows."""
+"""Calibrated updates: the direction is asked of clients, the length is that of the history."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["calibrated"]
 def calibrated(
     ctx: RecoveryContext, record: RoundRecord, client_ids: Sequence[str], ratio: float
 ) -> CohortUpdates:
-    """Ask clients for short local training, and give what they send its historical length.
+    """Ask clients for short local training, and give each update its historical length.
 
     Args:
         ctx: The round.
         record: The round of the recording, with the updates of these clients.
-        client_ids: Who is asked.
+        client_ids: The clients to ask.
         ratio: Local steps as a fraction of the client's own; at least one step is taken.
     """
     groups: dict[int | None, list[str]] = {}
@@ -33,9 +33,10 @@ def calibrated(
         ctx.exact(ids, "other", None if steps is None else LocalWork(local_steps=steps))
         for steps, ids in groups.items()
     ]
-    ids = tuple(c for one in sent for c in one.client_ids)
+    ids = tuple(c for group in sent for c in group.client_ids)
+    exact = torch.cat([group.updates for group in sent])
     return CohortUpdates(
         client_ids=ids,
-        updates=calibrate(record.select(ids).updates, torch.cat([one.updates for one in sent])),
-        num_samples=torch.cat([one.num_samples for one in sent]),
+        updates=calibrate(record.select(ids).updates, exact),
+        num_samples=torch.cat([group.num_samples for group in sent]),
     )

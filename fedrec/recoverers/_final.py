@@ -1,4 +1,4 @@
-"""The model a recording ends with, and what clients put into it."""
+"""The final model of a recording, the rounds after it, and clients' shares in its aggregates."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def final_weights(history: HistoryView, max_rounds: int) -> Tensor:
 
 
 def rounds_after(history: HistoryView, count: int) -> range:
-    """Return the numbers of rounds that follow the recording."""
+    """Return the numbers of the first `count` rounds after the recording."""
     recorded = len(history.rounds())
     return range(recorded, recorded + count)
 
 
 def shares(ctx: RecoveryContext, present: Sequence[str], client_ids: Sequence[str]) -> Tensor:
-    """Return the part that these clients' updates had in the aggregate of a round.
+    """Return the shares that clients' updates had in the aggregate of a round.
 
-    It is what the aggregation rule multiplies them with; one by the number of clients for a rule
-    that is no such sum.
+    A share is the factor of the client's update in the aggregation rule. For a rule that is no
+    weighted sum, it is one by the number of clients.
 
     Args:
         ctx: The round of the recovery.
         present: All clients whose updates were aggregated.
-        client_ids: Some of them.
+        client_ids: The clients whose shares are returned, some of `present`.
 
     Returns:
         Shape $(c,)$.

@@ -1,4 +1,4 @@
-"""Whether what clients send is a gradient, as estimates from curvature take it to be."""
+"""Warning where clients' updates are no gradients, as estimates from curvature assume."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _log = logging.getLogger(__name__)
 
 
 def warn_unless_gradients(federation: Federation, remaining: Sequence[str], method: str) -> None:
-    """Warn of clients that send something else than the gradient of one mini-batch.
+    """Warn of clients whose update is not the gradient of one mini-batch.
 
-    One step of SGD sends it, momentum or not, since every round has an optimizer of its own. What a
-    client that is no `LightningClient` sends, nobody knows.
+    The update of one step of SGD is the gradient, with momentum, too, since every round has a new
+    optimizer. Clients that are no `LightningClient` are not checked.
 
     Args:
         federation: The clients.
-        remaining: Those that take part.
+        remaining: Ids of the clients that take part.
         method: Name of the recovery.
     """
     optimizers: dict[int, type] = {}
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for client in federation.clients:
         if not isinstance(client, LightningClient) or client.client_id not in remaining:
             continue
@@ -40,18 +40,18 @@ def warn_unless_gradients(federation: Federation, remaining: Sequence[str], meth
         if key not in optimizers:
             state = state_of(client.module)
             with trainer.attached():
-                made = LocalOptimizer(client.module, client.local_lr or 1.0).optimizer
-            optimizers[key] = type(made)
+                optimizer = LocalOptimizer(client.module, client.local_lr or 1.0).optimizer
+            optimizers[key] = type(optimizer)
             state.restore()
         steps, name = trainer.estimated_stepping_batches, optimizers[key].__name__
         if steps > 1 or optimizers[key] is not SGD:
-            what = f"several steps of {name}" if steps > 1 else f"a step of {name}"
-            found[what] = found.get(what, 0) + 1
-    if found:
-        told = ", ".join(f"{count} by {what}" for what, count in found.items())
+            training = f"several steps of {name}" if steps > 1 else f"a step of {name}"
+            counts[training] = counts.get(training, 0) + 1
+    if counts:
+        listed = ", ".join(f"{count} by {training}" for training, count in counts.items())
         _log.warning(
             "%s estimates updates as if they were gradients, but those of clients are made "
             "otherwise (%s): estimates may be far off. HINT: `diagnose=True` measures how far.",
             method,
-            told,
+            listed,
         )

@@ -1,4 +1,4 @@
-"""Finding the last global model that excluded clients have hardly moved."""
+"""Finding the last global model that excluded clients have influenced little."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def rollback_round(
         history: The recording, and the clients that are not excluded.
         max_rounds: $T$, at least 1.
         max_sensitivity: $\Psi^*$.
-        method: Names the recoverer in an error.
+        method: Name of the recoverer, for errors.
 
     Raises:
         ConfigurationError: If an update that is needed was not kept, or was forgotten.
     """
     rounds = range(max_rounds - 1)
-    # Rounds in which none of them took part change nothing and are not read.
+    # Rounds in which no excluded client took part add nothing to the sensitivity, and are not read.
     touched = [t for t in rounds if history.excluded(t)]
     ids, sensitivity = set(history.remaining), 0.0
     for record in read_ahead(history.whole(), touched, torch.device("cpu")):

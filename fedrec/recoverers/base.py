@@ -29,21 +29,21 @@ class Recoverer(Component, ABC):
     #: Whether the method needs clean data at the server (`Federation.server_data`).
     needs_server_data: bool = False
 
-    #: Whether the method asks a client that is being excluded.
+    #: Whether the method asks excluded clients.
     needs_excluded_client: bool = False
 
-    #: Whether the method takes updates for gradients; a warning says where they are not.
+    #: Whether the method assumes that updates are gradients; a warning names clients whose are not.
     assumes_gradients: bool = False
 
     def check_plan(self, max_rounds: int, server_samples: int | None) -> str | None:
-        """Refuse a recipe that the method cannot work with, before anything is recorded for it.
+        """Refuse a recipe that the method cannot work with, before anything is recorded.
 
         Args:
             max_rounds: Number of rounds $T$.
-            server_samples: How many samples the server has; `None` if that is not known yet.
+            server_samples: Number of samples at the server; `None` if that is not known yet.
 
         Returns:
-            What to warn of in a recipe that it can work with, or `None`.
+            A warning about a recipe that the method can work with, or `None`.
 
         Raises:
             ConfigurationError: If a recovery is certain to be refused.
@@ -51,7 +51,7 @@ class Recoverer(Component, ABC):
         return None
 
     def start(self, history: HistoryView, max_rounds: int) -> None:
-        """Prepare for a recovery from scratch: forget earlier ones, check what history offers.
+        """Prepare for a new recovery: reset all state, check that the history has what is needed.
 
         Args:
             history: The recording, and the clients that take part.
@@ -67,7 +67,7 @@ class Recoverer(Component, ABC):
         return range(max_rounds)
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
-        """Return about how many bytes the method keeps from round to round, for an estimate.
+        """Return about how many bytes of memory the method keeps from round to round.
 
         Args:
             num_clients: Clients that remain.
@@ -77,7 +77,7 @@ class Recoverer(Component, ABC):
 
     @abstractmethod
     def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
-        """Do one round.
+        """Do one round, and return the next global weights.
 
         Args:
             t: Round of the recording.
@@ -89,11 +89,11 @@ class Recoverer(Component, ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed recovery needs: tensors, numbers, strings, lists and dicts."""
+        """Return the state of the method, as tensors, numbers, strings, lists and dicts."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over a state that `state_dict` returned, to resume a recovery."""
 
     def diagnostics(self) -> dict[str, float]:
         """Return numbers worth reporting about the recovery, by name."""
@@ -128,12 +128,12 @@ class ReplayRecoverer(Recoverer):
             ctx: History, clients and server step of this round.
 
         Returns:
-            Shape $(m', d)$, one row per client of `ctx.client_ids`; or `CohortUpdates` of some of
-            them; or `None` for no step.
+            Shape $(m', d)$, one row per client of `ctx.client_ids`; or the `CohortUpdates` of some
+            of these clients; or `None` for no step.
         """
 
     def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
-        """Hand the round's updates to the server step."""
+        """Do the server step with the updates of `round_updates`."""
         updates = self.round_updates(t, global_weights, ctx)
         if updates is None:
             return global_weights

@@ -1,4 +1,4 @@
-"""What a recoverer works with in one round."""
+"""The context of a recoverer in one round."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["RecoveryContext"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecoveryContext(RoundContext, ABC):
-    """What a recoverer works with: history, the metered door to clients, and the server step.
+    """The context of a recoverer: the history, the metered door to clients, the server step.
 
-    Letters: $m'$ clients that are named, $d$ parameters.
+    Letters: $m'$ clients in the argument `client_ids`, $d$ parameters.
 
     Args:
         max_rounds: Number of rounds $T$ of this recovery.
@@ -41,14 +41,14 @@ class RecoveryContext(RoundContext, ABC):
 
         Args:
             t: The round.
-            client_ids: Whose updates to read; by default those of the clients that take part in
+            client_ids: The clients whose updates to read; by default all clients that take part in
                 the recovery and whose updates of that round the history kept.
 
         Returns:
-            The record. Its tensors must not be changed: another call may return the same ones.
+            The record. Its tensors must not be changed: another call may return the same tensors.
 
         Raises:
-            HistoryError: If the history does not have it.
+            HistoryError: If the history does not have the round or an update.
         """
 
     @abstractmethod
@@ -58,17 +58,18 @@ class RecoveryContext(RoundContext, ABC):
         """Ask clients for their exact updates: the only door to them, which meters every call.
 
         Args:
-            client_ids: Whom to ask, of this round's `client_ids`; excluded clients too for a
-                method that declares `needs_excluded_client`.
-            reason: What the ledger says why; see `fedrec.metrics.REASONS`.
-            work: Other local training than the recorded one.
+            client_ids: The clients to ask, of this round's `client_ids`; a method that declares
+                `needs_excluded_client` may ask excluded clients, too.
+            reason: The reason for the ledger, see `fedrec.metrics.REASONS`.
+            work: Settings of local training in place of the recorded, or `None`.
 
         Returns:
-            One row per client whose update can be used, in this order, and who was refused.
+            One row per client whose update can be used, in the order of `client_ids`, and the
+            refused clients.
 
         Raises:
-            RecoveryError: If one of them may not be asked.
-            UpdateError: If one of them sends something unusable and `on_bad_update="raise"`.
+            RecoveryError: If a client may not be asked.
+            UpdateError: If a client's update is not finite and `on_bad_update="raise"`.
         """
 
     @abstractmethod
@@ -78,15 +79,17 @@ class RecoveryContext(RoundContext, ABC):
         work: LocalWork | None = None,
         dataset: Dataset[Any] | None = None,
     ) -> Tensor:
-        """Let the server train on its clean data as a client would; it costs clients nothing.
+        """Return the server's update from training on its clean data as a client would.
+
+        It costs clients nothing.
 
         Args:
             global_weights: Weights to start from, shape $(d,)$.
-            work: Other local training than the clients'.
-            dataset: What to train on; all of the server's data by default.
+            work: Settings of local training in place of the clients' own, or `None`.
+            dataset: The data to train on; all of the server's data by default.
 
         Returns:
-            Its update, shape $(d,)$.
+            The server's update, shape $(d,)$.
 
         Raises:
             ConfigurationError: If the server has no data.
@@ -95,7 +98,7 @@ class RecoveryContext(RoundContext, ABC):
 
     @abstractmethod
     def server_loss(self, global_weights: Tensor) -> float:
-        """Return the mean loss of these weights on the server's clean data.
+        """Return the mean loss of global weights on the server's clean data.
 
         Args:
             global_weights: Shape $(d,)$.
@@ -108,20 +111,20 @@ class RecoveryContext(RoundContext, ABC):
     def compare(self, client_ids: Sequence[str], estimates: Tensor) -> None:
         """Note how far estimated updates are from exact ones, see `RunResult.estimate_errors`.
 
-        The exact ones are computed for this alone: in simulation, at no cost, unseen by the
-        recoverer.
+        The exact updates are computed for this comparison alone: in simulation, without costs for
+        clients, and unseen by the recoverer.
 
         Args:
             client_ids: Some of this round's `client_ids`.
             estimates: Shape $(m', d)$, one row per client.
 
         Raises:
-            RecoveryError: If one of them may not be asked.
+            RecoveryError: If a client may not be asked.
         """
 
     @abstractmethod
     def local_steps(self, client_ids: Sequence[str]) -> list[int]:
-        """Return how many steps each of these clients takes in its own local training.
+        """Return the number of steps that each client takes in its own local training.
 
         Args:
             client_ids: Clients of the federation.
@@ -138,8 +141,8 @@ class RecoveryContext(RoundContext, ABC):
 
         Args:
             updates: Shape $(m', d)$, one row per client.
-            client_ids: Whose updates these are; by default those of this round's `client_ids`.
-                None at all make no step.
+            client_ids: The clients of the rows; by default this round's `client_ids`. Without any
+                client, there is no step.
             global_weights: Weights to step from, shape $(d,)$; by default those of the round.
 
         Returns:
@@ -153,11 +156,11 @@ class RecoveryContext(RoundContext, ABC):
 
     @abstractmethod
     def coefficients(self, client_ids: Sequence[str]) -> Tensor | None:
-        """Return what the aggregation rule multiplies these clients' rows with.
+        """Return the factors of clients' updates in the aggregation rule.
 
         Args:
-            client_ids: Whose rows would be aggregated.
+            client_ids: The clients whose updates would be aggregated.
 
         Returns:
-            Shape $(m',)$; `None` for a rule that is no such sum, and for no client.
+            Shape $(m',)$; `None` if the rule is no weighted sum, or there is no client.
         """

@@ -1,4 +1,4 @@
-"""Crab."""
+"""Crab: roll back, then train again in selected rounds with selected clients."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ __all__ = ["Crab"]
 class Crab(Recoverer):
     r"""Goes back a little, and trains again in selected rounds with selected clients.
 
-    1. *Rollback.* Recovery starts from the last recorded model with $\Psi(n) \le \Psi^*$, the
-       influence of the excluded clients as `RollbackRetrain` measures it.
-    2. *Rounds.* From there on, rounds are cut into windows, each of which ends when the loss has
-       dropped by `loss_drop`. Of each window, the `round_ratio` of rounds are selected that moved
-       the model most: those of the largest divergence between the softmax of the model's
-       parameters before and after the round.
-    3. *Clients.* Of the clients of a selected round, the `client_ratio` are asked whose historical
-       updates have the largest cosine with the historical aggregate.
-    4. *Calibration.* They train as in `FedEraser`: new direction, historical length. In the first
-       round, where the model is the recorded one, historical updates are used as they are.
+    1. *Rollback.* Recovery starts from the last recorded model with $\Psi(n) \le \Psi^*$, where
+       $\Psi$ is the influence of the excluded clients as in `RollbackRetrain`.
+    2. *Rounds.* The following rounds are cut into windows. A window ends when the loss has dropped
+       by the fraction `loss_drop`. In each window, the fraction `round_ratio` of rounds that moved
+       the model most is selected: the rounds with the largest divergence between the softmax of
+       the model's parameters before and after the round.
+    3. *Clients.* In a selected round, the fraction `client_ratio` of clients is asked whose
+       historical updates have the largest cosine with the historical aggregate.
+    4. *Calibration.* The asked clients train as in `FedEraser`: new direction, historical length.
+       In the first round the model is the recorded one, so historical updates are used as they
+       are.
 
-    At least one round of a window and one client of a round are selected; fractions are rounded
-    down. The paper selects when it stores; here the recording has everything, so selection is done
-    in the recovery and among the clients that remain. The loss is that of the recorded models on
-    the server's clean data, since a history holds no losses of its clients.
+    Fractions are rounded down, but at least one round of a window and one client of a round are
+    selected. The paper selects while recording. Here the history has all rounds, so selection is
+    done in the recovery, among the remaining clients. The loss is that of the recorded models on
+    the server's clean data, since a history has no losses of its clients.
 
-    It needs server data, and every update of the rounds up to the rollback.
+    The method needs server data, and every update of the rounds up to the rollback.
 
     Args:
         max_sensitivity: $\Psi^*$, at least 0, in units of the weights.
-        loss_drop: Fraction in (0, 1).
-        round_ratio: Fraction in (0, 1].
-        client_ratio: Fraction in (0, 1].
+        loss_drop: Fraction in (0, 1) by which the loss drops in a window.
+        round_ratio: Fraction in (0, 1] of the rounds of a window that are selected.
+        client_ratio: Fraction in (0, 1] of the clients of a round that are asked.
         calibration_ratio: Local steps as a fraction of the clients' own, in (0, 1].
 
     Raises:
@@ -94,11 +95,11 @@ class Crab(Recoverer):
         )
 
     def initial_weights(self, history: HistoryView) -> Tensor:
-        """Return the recorded weights of that round."""
+        """Return the recorded weights of the round to go back to."""
         return history.read(self._first, ()).global_weights
 
     def rounds(self, history: HistoryView, max_rounds: int) -> range:
-        """Return the rounds from there on; those that are not selected make no step."""
+        """Return the rounds from the rollback on; rounds that are not selected make no step."""
         return range(self._first, max_rounds)
 
     def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
@@ -137,7 +138,7 @@ class Crab(Recoverer):
         return sorted(self._first + i for i in selected)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it went back to, and the selected rounds."""
+        """Return the round of the rollback, its sensitivity, and the selected rounds."""
         return {
             "first": self._first,
             "sensitivity": self._sensitivity,
@@ -151,7 +152,7 @@ class Crab(Recoverer):
         self._selected, self._final = state["selected"], state["final"]
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the round it went back to, the influence up to there, and the rounds selected."""
+        """Return the round of the rollback, its sensitivity, and the number of selected rounds."""
         return {
             "rollback_round": float(self._first),
             "sensitivity": self._sensitivity,

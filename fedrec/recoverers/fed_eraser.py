@@ -1,4 +1,4 @@
-"""FedEraser."""
+"""FedEraser: train again in every few rounds, with calibrated updates."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _log = logging.getLogger(__name__)
 
 
 class FedEraser(ReplayRecoverer):
-    r"""Trains again in every $\Delta t$-th round, with short steps that history makes long.
+    r"""Trains again in every $\Delta t$-th round, with short training and updates of old length.
 
-    In rounds 0, $\Delta t$, $2 \Delta t$, ... the remaining clients train for a part $r$ of their
-    local steps, which gives a direction; the length is that of their historical update of the
-    round: $\lVert \bar g^i \rVert \, g^i / \lVert g^i \rVert$. The first round starts from the
-    recorded weights, so its historical updates are used as they are and nobody is asked. The other
-    rounds are left out. Updates are aggregated by the recorded rule; the paper's is a weighted
-    mean, whose weights sum to 1.
+    In rounds 0, $\Delta t$, $2 \Delta t$, ... the remaining clients train for a fraction $r$ of
+    their local steps. That gives the direction of an update. Its length is that of the client's
+    historical update of the round: $\lVert \bar g^i \rVert \, g^i / \lVert g^i \rVert$. The first
+    round starts from the recorded weights, so its historical updates are used as they are and no
+    client is asked. All other rounds are left out. Updates are aggregated by the recorded rule;
+    the paper's is a weighted mean whose weights sum to 1.
 
-    It needs the updates of the remaining clients in those rounds, so a history with
-    `keep={"every": interval}` is enough. A client whose update of a round was not kept (or who did
-    not take part) is left out of it.
+    The method needs the updates of the remaining clients in these rounds, so a history with
+    `keep={"every": interval}` is enough. A client whose update of a round was not kept, or who did
+    not take part, is left out of the round.
 
-    The ledger counts a round with fewer local steps as a round; what $r$ saves is in its column of
-    local steps.
+    The ledger counts a round with fewer local steps as a round. The saving by $r$ shows in its
+    column of local steps.
 
     Args:
         interval: $\Delta t$, at least 1.
@@ -65,7 +65,7 @@ class FedEraser(ReplayRecoverer):
         return range(0, max_rounds, self.interval)
 
     def start(self, history: HistoryView, max_rounds: int) -> None:
-        """Check that history has updates where they are needed."""
+        """Check that the history has updates of every round that is trained in."""
         if not history.manifest.keep:
             return
         keep, missing = dict(history.manifest.keep), 0
@@ -85,7 +85,7 @@ class FedEraser(ReplayRecoverer):
             )
 
     def round_updates(self, t: int, global_weights: object, ctx: RecoveryContext) -> CohortUpdates:
-        """Replay the first round, calibrate the others."""
+        """Return historical updates in the first round, calibrated ones in all others."""
         record = ctx.history(t)
         if t > 0:
             return calibrated(ctx, record, record.client_ids, self.calibration_ratio)

@@ -1,4 +1,4 @@
-"""FedRecover."""
+"""FedRecover: most updates are estimated from the history, few are asked for."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 class FedRecover(ReplayRecoverer):
     r"""Estimates the clients' updates from history and asks for exact ones in a few rounds.
 
-    In most rounds, an estimator makes $\hat g_t^i$ of what the server stored; by default
-    $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`PairedLBFGS`), where bars are
-    stored, hats recovered, and $\tilde H_t^i$ approximates client $i$'s Hessian by L-BFGS. That
-    takes updates for gradients: a warning is logged where clients make several local steps, or one
-    that is not SGD's. Clients are asked
+    In most rounds, an estimator computes $\hat g_t^i$ from the history; by default
+    $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`PairedLBFGS`), where bars mark
+    what is stored, hats what is recovered, and $\tilde H_t^i$ approximates client $i$'s Hessian by
+    L-BFGS. This assumes that updates are gradients: a warning is logged if clients take several
+    local steps, or a step that is not SGD's. Clients are asked
 
     - `warmup`: in the first $T_w$ rounds, for the estimator to learn from,
     - `correction`: in every $T_c$-th round after that, to keep it current,
@@ -56,8 +56,8 @@ class FedRecover(ReplayRecoverer):
     - `fallback`: one client, if it has no estimate (in L-BFGS, no usable pair), its estimate is
       not finite, or the history did not keep its update of the round.
 
-    From a round whose historical update the history did not keep (`keep`), the estimator learns
-    nothing; $\tau$ is found in those it kept.
+    If the history keeps some updates only (`keep`), the estimator learns from these rounds only,
+    and $\tau$ is computed from them.
 
     Args:
         warmup_rounds: $T_w$, at least 1, and more than the pairs per client $s$ (`buffer_size` of
@@ -68,25 +68,28 @@ class FedRecover(ReplayRecoverer):
             this fraction of the historical entries exceeds it. `None`, with no
             `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
-        estimator: What makes the estimates: an `Estimator`, or the name of one at its defaults:
-            `"paired"`, `PairedLBFGS`, the paper's method; `"paper"`, `PaperLBFGS`, the paper's
-            literal reading; `"history"`, `HistoricalUpdate`, a control. `"none"`, stored as `None`,
-            for no step at all in the other rounds (the paper's variant without approximation).
-        start_round: Round to start in, where it is known that the attack began no earlier: from its
-            recorded weights, with $T_w$ counted from there. Rounds before it cost nothing and count
-            in the ACP; $\tau$ is found in the rounds from there on.
-        update_filter: What exact updates have to agree with their estimates in, against undetected
+        estimator: An `Estimator`, or the name of one with its default arguments: `"paired"` for
+            `PairedLBFGS`, the paper's method; `"paper"` for `PaperLBFGS`, the paper's literal
+            reading; `"history"` for `HistoricalUpdate`, a control. With `"none"`, stored as `None`,
+            rounds in which clients are not asked make no step (the paper's variant without
+            approximation).
+        start_round: Round to start in, if it is known that the attack began no earlier. Recovery
+            starts from the recorded weights of this round, and $T_w$ is counted from it. Rounds
+            before it cost nothing and count in the ACP. $\tau$ is computed from the rounds from
+            `start_round` on.
+        update_filter: A filter that compares exact updates with their estimates, against undetected
             attackers that only attack when they are asked. An update that does not pass is replaced
-            by its estimate, and the estimator does not learn from it. Where there is no usable
-            estimate, the historical update takes its place; where that was not kept, all pass.
-            `None` takes all.
-        diagnose: In simulation: compare the estimates that are used with the clients' exact updates
-            (`RunResult.estimate_errors`, diagnostics.csv). `True` for all clients, or how many to
-            draw in each round. Result and costs stay the same; it takes as long as asking them.
+            by its estimate, and the estimator does not learn from it. If there is no usable
+            estimate, the historical update takes the estimate's place; if that was not kept, the
+            update passes. `None` accepts all updates.
+        diagnose: In simulation, compare the estimates that are used with the clients' exact updates
+            (`RunResult.estimate_errors`, diagnostics.csv): `True` for all clients, or the number of
+            clients to draw in each round. Result and costs stay the same, but computing the exact
+            updates takes time.
 
     Raises:
         ConfigurationError: If an argument is out of range; or at the start of a recovery, if the
-            history kept none of the updates to estimate from, or not what the estimator needs.
+            history kept none of the updates to estimate from, or lacks what the estimator needs.
 
     References:
         - Cao et al., FedRecover: Recovering from Poisoning Attacks in Federated Learning using
@@ -172,6 +175,7 @@ class FedRecover(ReplayRecoverer):
         return None
 
     def _estimated_rounds(self, max_rounds: int) -> list[int]:
+        """Return the rounds in which updates are estimated."""
         rounds = range(self.start_round, max_rounds)
         return [t for t in rounds if self.exact_reason(t, max_rounds) is None]
 
@@ -200,7 +204,7 @@ class FedRecover(ReplayRecoverer):
         return history.read(self.start_round, ()).global_weights
 
     def start(self, history: HistoryView, max_rounds: int) -> None:
-        """Find the abnormality threshold in the remaining clients' history."""
+        """Start the estimator, and compute the abnormality threshold from the history."""
         self.check_plan(max_rounds, None)
         rounds = self.rounds(history, max_rounds)
         self._num_estimated = self._num_filtered = 0
@@ -215,7 +219,7 @@ class FedRecover(ReplayRecoverer):
             self._threshold = history_threshold(history, rounds, self.tolerance_rate)
 
     def _check_kept(self, history: HistoryView, max_rounds: int) -> None:
-        """Say what the updates that the history did not keep will cost."""
+        """Warn, or raise an error, about updates that the history did not keep."""
         keep = dict(history.manifest.keep)
         if not keep:
             return
@@ -238,11 +242,11 @@ class FedRecover(ReplayRecoverer):
     def round_updates(
         self, t: int, global_weights: Tensor, ctx: RecoveryContext
     ) -> CohortUpdates | None:
-        """Ask everyone, or estimate and ask those whose estimate cannot be used."""
+        """Ask all clients; or estimate, and ask the clients whose estimates cannot be used."""
         reason = self.exact_reason(t, ctx.max_rounds)
         if self.estimator is None:
             return None if reason is None else ctx.exact(ctx.client_ids, reason)
-        if reason == "final" and self.update_filter is None:  # history is of no more use
+        if reason == "final" and self.update_filter is None:  # the history is not needed any more
             return ctx.exact(ctx.client_ids, reason)
         record = ctx.history(t)
         if reason is not None:
@@ -257,7 +261,7 @@ class FedRecover(ReplayRecoverer):
         global_weights: Tensor,
         ctx: RecoveryContext,
     ) -> CohortUpdates:
-        """Ask clients, filter what they send, and let the estimator learn from it."""
+        """Ask clients, filter their updates, and let the estimator learn from them."""
         assert self.estimator is not None
         sent = trusted = ctx.exact(client_ids, reason)
         if self.update_filter is not None:
@@ -272,14 +276,14 @@ class FedRecover(ReplayRecoverer):
     def _filter(
         self, sent: CohortUpdates, reason: str, record: RoundRecord, global_weights: Tensor
     ) -> tuple[CohortUpdates, CohortUpdates]:
-        """Return what to aggregate, and what of it the clients did send."""
+        """Return the updates to aggregate, and those of the clients whose own update is used."""
         known = set(record.client_ids)
         at = [i for i, c in enumerate(sent.client_ids) if c in known]
         if self.update_filter is None or not at:
             return sent, sent
         record = record.select([sent.client_ids[i] for i in at])
         references = record.updates
-        if reason not in ("abnormality", "fallback"):  # they are asked for want of an estimate
+        if reason not in ("abnormality", "fallback"):  # these clients have no usable estimate
             estimates, normal, _ = self._estimates(record, global_weights)
             references = torch.where(normal.to(estimates.device)[:, None], estimates, references)
         filtered, trusted = self.update_filter.apply(sent, at, references)
@@ -289,7 +293,11 @@ class FedRecover(ReplayRecoverer):
     def _estimates(
         self, record: RoundRecord, global_weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return estimates (m, d), whose are used (m,), and whose exceed the threshold (m,)."""
+        """Return estimates, shape $(m, d)$, and for each its verdict, twice of shape $(m,)$.
+
+        The first verdict says whether the estimate can be used, the second whether it exceeds the
+        threshold. An estimate that is not finite, or that the estimator cannot make, has neither.
+        """
         assert self.estimator is not None
         updates, largest, usable = self.estimator.estimate(record, global_weights)
         largest = largest.cpu()
@@ -300,7 +308,7 @@ class FedRecover(ReplayRecoverer):
     def _estimated(
         self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
     ) -> CohortUpdates | None:
-        """Estimate all updates; ask those whose estimate is abnormal, or who have none."""
+        """Estimate all updates; ask the clients whose estimate is abnormal or missing."""
         if not record.client_ids:
             return ctx.exact(ctx.client_ids, "fallback")
         estimates, normal, abnormal = self._estimates(record, global_weights)
@@ -320,8 +328,8 @@ class FedRecover(ReplayRecoverer):
             if group:
                 asked = [c for c in ctx.client_ids if c in group]
                 sent = self._exact(asked, reason, record, global_weights, ctx)
-                found = zip(sent.updates, sent.num_samples, strict=True)
-                rows.update(zip(sent.client_ids, found, strict=True))
+                exact = zip(sent.updates, sent.num_samples, strict=True)
+                rows.update(zip(sent.client_ids, exact, strict=True))
         ids = [c for c in ctx.client_ids if c in rows]
         if not ids:
             return None
@@ -331,7 +339,7 @@ class FedRecover(ReplayRecoverer):
     def _compare(
         self, record: RoundRecord, estimates: Tensor, normal: Tensor, ctx: RecoveryContext
     ) -> None:
-        """Have the estimates that are used compared with exact updates."""
+        """Compare the estimates that are used, or some of them, with exact updates."""
         used = normal.nonzero().flatten()
         if self.diagnose is not True:
             generator = torch_generator(ctx.seed, "diagnose", record.round)
@@ -347,7 +355,7 @@ class FedRecover(ReplayRecoverer):
         return self.estimator.kept_bytes(num_clients, num_parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return threshold, counters and what the estimator has learnt."""
+        """Return the threshold, the counters and the estimator's state."""
         return {
             "threshold": self._threshold,
             "estimated": self._num_estimated,
@@ -364,7 +372,7 @@ class FedRecover(ReplayRecoverer):
             self.estimator.load_state_dict(state["estimator"])
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the threshold, how many estimates were used, and the estimator's numbers."""
+        """Return the threshold, the numbers of updates estimated and filtered, and more."""
         return {
             "abnormality_threshold": self._threshold,
             "estimated_updates": float(self._num_estimated),
@@ -374,7 +382,7 @@ class FedRecover(ReplayRecoverer):
 
 
 def _estimator(given: str | Estimator | None) -> Estimator | None:
-    """Return the estimator that is meant."""
+    """Return the estimator of the argument `estimator`; `None` for none."""
     if given is None or given == "none":
         return None
     if isinstance(given, str) and given in _ESTIMATORS:

@@ -1,4 +1,4 @@
-"""Train the poisoned model on clean data at the server."""
+"""Fine-tuning: train the poisoned model on clean data at the server."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ class FineTune(Recoverer):
     r"""Trains the final, poisoned model on the server's clean data; clients are not asked.
 
     Assumes that the server has clean, labelled data (`Federation.server_data`, or `server_samples`
-    of a data module), and enough of them, distributed as the clients' are: with few or with other
-    ones the model gets worse. Whom to exclude does not matter, nor which updates the history kept.
+    of a data module), enough of them, and distributed like the clients' data: with few data, or
+    data of another distribution, the model gets worse. It does not matter which clients are
+    excluded, nor which updates the history kept.
 
-    Training is the module's own, with its `training_step` and its optimizer, which is fresh in
-    every epoch. An epoch is a round of the recovery, numbered after those of the recording.
+    Training is the module's own, with its `training_step` and its optimizer. Every epoch has a new
+    optimizer. An epoch is a round of the recovery; its number follows those of the recording.
 
     Args:
         num_epochs: Passes over the data, at least 0.
         batch_size: Samples per batch, at least 1.
         lr: Learning rate of the optimizer; `None` for that of the global model, `server_lr`.
-        num_samples: How many of the server's samples to use, drawn by the seed of the recording,
-            at least 1; `None` for all. Fewer ones are among more.
-        beta: Concentration of the Dirichlet distribution that their label distribution is drawn
-            from, above 0 (small: few labels); `None` draws them uniformly. Needs `num_samples`, and
-            enough samples of every label at the server to choose from.
+        num_samples: Number of the server's samples to use, drawn by the seed of the recording, at
+            least 1; `None` for all. A smaller number is a subset of a larger one.
+        beta: Concentration of the Dirichlet distribution that the label distribution of the samples
+            is drawn from, above 0 (small: few labels); `None` draws samples uniformly. Needs
+            `num_samples`, and enough samples of every label at the server to choose from.
 
     Raises:
         ConfigurationError: If an argument is out of range, or in a recovery, if the server has no
@@ -95,11 +96,11 @@ class FineTune(Recoverer):
         return rounds_after(history, self.num_epochs)
 
     def start(self, history: HistoryView, max_rounds: int) -> None:
-        """Find the model that the recording ends with."""
+        """Compute the final model of the recording."""
         self._final = final_weights(history, max_rounds)
 
     def initial_weights(self, history: HistoryView) -> Tensor:
-        """Return the poisoned model."""
+        """Return the final, poisoned model."""
         return self._final
 
     def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
@@ -110,6 +111,7 @@ class FineTune(Recoverer):
         return global_weights - lr * update
 
     def _data(self, ctx: RecoveryContext) -> Dataset[Any] | None:
+        """Return the samples to train on; `None` for all of the server's."""
         data: Any = ctx.server_data
         if self.num_samples is None:
             return None

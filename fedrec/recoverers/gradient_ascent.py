@@ -1,4 +1,4 @@
-"""The client that leaves unlearns its own data."""
+"""Gradient ascent: a client that leaves unlearns its own data."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ __all__ = ["GradientAscent"]
 class GradientAscent(Recoverer):
     r"""Lets the client that leaves climb its own loss, close to a model without its share (PGA).
 
-    The rounds are numbered after those of the recording:
+    The client that leaves is the *target*. The numbers of the rounds follow those of the recording:
 
     1. The server takes the target's last model $w_i = w_{T-1} - \eta \bar g_{T-1}^i$ out of the
-       final one: $w_{\mathrm{ref}} = (w_T - p_i w_i) / (1 - p_i)$, $p_i$ being its share in the
-       aggregate; $(N w_T - w_i) / (N - 1)$ for $p_i = 1/N$, as the paper has it, and as is done for
-       rules that are no weighted sum.
-    2. The target starts there and does gradient *ascent* on its own data, with clipped gradients,
-       and projected onto the ball $\lVert w - w_{\mathrm{ref}} \rVert_2 \le \delta$ after every
-       step. It stops early once it is far enough from $w_i$, or is often enough wrong.
+       final model: $w_{\mathrm{ref}} = (w_T - p_i w_i) / (1 - p_i)$, where $p_i$ is the target's
+       share in the aggregate. For $p_i = 1/N$ this is the paper's $(N w_T - w_i) / (N - 1)$, which
+       is also used for rules that are no weighted sum.
+    2. The target starts from $w_{\mathrm{ref}}$ and does gradient *ascent* on its own data, with
+       clipped gradients, and with a projection onto the ball
+       $\lVert w - w_{\mathrm{ref}} \rVert_2 \le \delta$ after every step. It stops early once its
+       model is far enough from $w_i$, or its accuracy is low enough.
     3. The remaining clients train for `final_rounds` rounds, with the recorded rule.
 
-    Assumes that the client cooperates, honestly: the method is for one that wants its data to be
-    forgotten, and means nothing for attackers. A recovery with `attack=` is refused if an excluded
-    client is malicious. The target has to be a `LightningClient` that is still in the federation;
-    what it is asked is in the ledger and not part of the ACP, which is about those that remain.
-    History needs to have kept the target's last update.
+    Assumes that the target cooperates honestly: the method is for a client that wants its data to
+    be forgotten, not against attackers. A recovery with `attack=` is refused if an excluded client
+    is malicious. The target has to be a `LightningClient` that is still in the federation. The
+    ledger has what it is asked for, but the ACP does not count it: that is about the remaining
+    clients. The history has to have kept the target's last update.
 
-    The paper has one target. Of several, all shares are taken out; each one climbs from
-    $w_{\mathrm{ref}}$, and the mean of where they arrive is taken, which is in the ball, too. A
-    target that took no part in the last round has no share to take out.
+    The paper has one target. With several, all their shares are taken out, every target climbs from
+    $w_{\mathrm{ref}}$, and the mean of their models is taken, which is in the ball, too. A target
+    that took no part in the last round has no share to take out.
 
     Args:
         num_epochs: Passes of the target over its data, at least 1.
@@ -60,12 +61,13 @@ class GradientAscent(Recoverer):
         radius: $\delta$, above 0; `None` for
             $\sqrt{\tfrac13 \mathbb{E} \lVert w_{\mathrm{ref}} - w_{\mathrm{random}} \rVert^2}$,
             where random models have the initial weights in random order within every parameter.
-        stop_distance: Stop once $\lVert w - w_i \rVert_2$ exceeds this, above 0; `None` for never.
-            What is far depends on the model: the default is the published one, for a CNN.
+        stop_distance: Stop once $\lVert w - w_i \rVert_2$ exceeds this number, above 0; `None` for
+            never. The right number depends on the model: the default is the published one, for a
+            CNN.
         min_accuracy: Stop once the accuracy on the mini-batch of a step, after the step, is below
-            this, in [0, 1]; `None` for never.
-        final_rounds: Rounds of the remaining clients afterwards, at least 0. (In the paper, whose
-            rounds are epochs, one is enough.)
+            this number, in [0, 1]; `None` for never.
+        final_rounds: Rounds of the remaining clients after the ascent, at least 0. (In the paper,
+            whose rounds are epochs, one round is enough.)
 
     Raises:
         ConfigurationError: If an argument is out of range; or in a recovery, if a target has left,
@@ -106,11 +108,11 @@ class GradientAscent(Recoverer):
         self.final_rounds = check_int("final_rounds", final_rounds, minimum=0)
 
     def rounds(self, history: HistoryView, max_rounds: int) -> range:
-        """Return a round for the reference, one for the ascent, and the final ones."""
+        """Return one round for the reference, one for the ascent, and the final rounds."""
         return rounds_after(history, 2 + self.final_rounds)
 
     def start(self, history: HistoryView, max_rounds: int) -> None:
-        """Find the final model, and the last update of every target."""
+        """Compute the final model, and find the round of every target's last update."""
         self._final = final_weights(history, max_rounds)
         self._first, self._server_lr = len(history.rounds()), history.manifest.server_lr
         self._last: dict[str, int] = {}
@@ -118,17 +120,17 @@ class GradientAscent(Recoverer):
         for t in range(max_rounds - 1, -1, -1):
             if not left:
                 break
-            there = [c for c in history.excluded(t) if c in left]
-            self._last.update(dict.fromkeys(there, t))
-            left.difference_update(there)
+            targets = [c for c in history.excluded(t) if c in left]
+            self._last.update(dict.fromkeys(targets, t))
+            left.difference_update(targets)
         history.require_excluded(sorted(set(self._last.values())), "GradientAscent")
 
     def initial_weights(self, history: HistoryView) -> Tensor:
-        """Return the model that the recording ends with."""
+        """Return the final model of the recording."""
         return self._final
 
     def step(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
-        """Compute the reference, let the targets climb, or train with those that remain."""
+        """Compute the reference, let the targets climb, or train with the remaining clients."""
         if t == self._first:
             return self._reference(global_weights, ctx)
         if t == self._first + 1:
@@ -143,6 +145,7 @@ class GradientAscent(Recoverer):
         return own
 
     def _reference(self, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
+        r"""Return $w_{\mathrm{ref}}$, shape $(d,)$."""
         last = ctx.max_rounds - 1
         gone = [c for c, t in self._last.items() if t == last]
         if not gone:
@@ -159,6 +162,7 @@ class GradientAscent(Recoverer):
         )
 
     def _ascended(self, reference: Tensor, ctx: RecoveryContext) -> Tensor:
+        """Return the mean of the targets' models after the ascent, shape $(d,)$."""
         radius = self.radius
         if radius is None:
             initial = ctx.history(0, ()).global_weights
@@ -180,21 +184,22 @@ class GradientAscent(Recoverer):
                 objective=objective,
             )
             sent = ctx.exact((client_id,), "other", work)
-            total += sent.updates.sum(dim=0) / len(self._last)  # none if it was dropped
+            # A sum over no row, which is 0, if the update was dropped.
+            total += sent.updates.sum(dim=0) / len(self._last)
         return reference - self.lr * total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when every target was there last, and what the recording was like."""
+        """Return the round of every target's last update, and facts about the recording."""
         return {"first": self._first, "last": dict(self._last), "server_lr": self._server_lr}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over."""
+        """Take over a state that `state_dict` returned."""
         self._first, self._last = state["first"], dict(state["last"])
         self._server_lr = state["server_lr"]
 
 
 class _Ascent(LocalObjective):
-    """Climbs the module's loss, in a ball."""
+    """The objective of a target: to raise the module's loss, within a ball."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Replay what the remaining clients once sent."""
+"""Historical updates only: aggregate what the remaining clients once sent."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class HistoricalOnly(ReplayRecoverer):
-    """Aggregates the remaining clients' historical updates and asks nobody: ACP is 100.
+    """Aggregates the remaining clients' historical updates and asks no client: ACP is 100 %.
 
-    Where the history keeps some updates only (`keep`), those are aggregated, and a round without
-    any makes no step.
+    If the history keeps some updates only (`keep`), these are aggregated, and a round without any
+    makes no step.
 
     Raises:
         ConfigurationError: If the history keeps no update of the remaining clients.
@@ -38,7 +38,7 @@ class HistoricalOnly(ReplayRecoverer):
     """
 
     def start(self, history: HistoryView, max_rounds: int) -> None:
-        """Count what history offers."""
+        """Warn, or raise an error, about updates that the history did not keep."""
         if not history.manifest.keep:
             return
         kept, sent = history.count(range(max_rounds))
@@ -55,7 +55,7 @@ class HistoricalOnly(ReplayRecoverer):
             )
 
     def round_updates(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> CohortUpdates:
-        """Read the round's updates from history."""
+        """Return the historical updates of the round."""
         record = ctx.history(t)
         return CohortUpdates(
             client_ids=record.client_ids, updates=record.updates, num_samples=record.num_samples

@@ -1,4 +1,4 @@
-"""Subtract what excluded clients sent, then distil."""
+"""Knowledge distillation: subtract what excluded clients sent, then distil."""
 
 from __future__ import annotations
 
@@ -25,34 +25,36 @@ __all__ = ["KnowledgeDistillation"]
 class KnowledgeDistillation(Recoverer):
     r"""Subtracts what the excluded clients have sent, and distils the damage away at the server.
 
-    First, of the final, poisoned model $w_T$, the excluded clients' part in every aggregate is
-    taken back:
+    First, the excluded clients' part in every aggregate is taken out of the final, poisoned model
+    $w_T$:
 
     $$w_T + \eta \sum_{t < T} \sum_{i \in E} p_i^t \, \bar g_t^i$$
 
     with the recorded updates $\bar g_t^i$, the server's learning rate $\eta$ and the coefficients
-    $p_i^t$ of the aggregation rule. For a rule that is no weighted sum (a median, say) they are
-    $1 / m_t$, one by the number of clients of the round, as in plain averaging, which is what the
-    paper assumes; then it is not the part that they really had.
+    $p_i^t$ of the aggregation rule. For a rule that is no weighted sum (a median, say), $p_i^t$ is
+    $1 / m_t$, one by the number of clients of the round, as in the paper's plain averaging. Then
+    the result is an approximation.
 
-    That model does not work, as the other clients' updates were answers to those that are gone. So
-    it becomes the student of the poisoned model: on the server's data, whose labels are not read,
-    it is trained to predict the same softened probabilities. What the poisoned model does on a
-    backdoor's trigger does not show on clean data, so it is not learnt; what an untargeted attack
-    has spoilt is learnt again.
+    The model after the subtraction does not work, since the remaining clients' updates were
+    computed on weights that the excluded clients had changed. So it becomes the student of the
+    poisoned model: it is trained on the server's data to predict the same softened probabilities.
+    Labels are not read. Clean data do not show the poisoned model's reaction to a backdoor's
+    trigger, so the student does not learn it; but it does learn the errors that an untargeted
+    attack has caused.
 
-    Assumes data at the server, labelled or not, of inputs like the clients'
+    Assumes data at the server, labelled or not, with inputs like the clients'
     (`Federation.server_data`), a history that kept every update of the excluded clients, and a
-    module whose `forward` gives logits. Clients are not asked. The first round, numbered after
-    those of the recording, subtracts; each of the others is an epoch of the module's own optimizer,
-    which is fresh in every epoch.
+    module whose `forward` gives logits. Clients are not asked. The numbers of the rounds follow
+    those of the recording. The first round subtracts. Each other round is an epoch with the
+    module's own optimizer, a new one in every epoch.
 
     Args:
-        num_epochs: Passes over the data, at least 0; with 0 the model is left as it is after the
+        num_epochs: Passes over the data, at least 0; with 0 there is no distillation after the
             subtraction.
         batch_size: Samples per batch, at least 1.
         lr: Learning rate of the optimizer; `None` for that of the global model, `server_lr`.
-        temperature: Above 0; a high one, the paper says, without a number.
+        temperature: Temperature that softens the probabilities, above 0. The paper asks for a high
+            one, without a number.
 
     Raises:
         ConfigurationError: If an argument is out of range; or at the start of a recovery, if the
@@ -82,11 +84,11 @@ class KnowledgeDistillation(Recoverer):
         self.temperature = check_float("temperature", temperature, minimum=0, open_minimum=True)
 
     def rounds(self, history: HistoryView, max_rounds: int) -> range:
-        """Return a round for the subtraction and one per epoch."""
+        """Return one round for the subtraction and one per epoch."""
         return rounds_after(history, 1 + self.num_epochs)
 
     def start(self, history: HistoryView, max_rounds: int) -> None:
-        """Find the teacher, and check that history has what to subtract."""
+        """Compute the teacher, and check that the history has all updates to subtract."""
         history.require_excluded(range(max_rounds), type(self).__name__)
         self._teacher = final_weights(history, max_rounds)
         self._first, self._server_lr = len(history.rounds()), history.manifest.server_lr
@@ -97,7 +99,7 @@ class KnowledgeDistillation(Recoverer):
         ]
 
     def initial_weights(self, history: HistoryView) -> Tensor:
-        """Return the poisoned model."""
+        """Return the final, poisoned model."""
         return self._teacher
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
@@ -115,6 +117,7 @@ class KnowledgeDistillation(Recoverer):
         return global_weights - lr * ctx.train_at_server(global_weights, work)
 
     def _subtracted(self, global_weights: Tensor, ctx: RecoveryContext) -> Tensor:
+        """Return the weights without the excluded clients' part in every aggregate."""
         total = torch.zeros_like(global_weights, dtype=torch.float64)
         for t, present, gone in self._excluded:
             record = ctx.history(t, gone)
@@ -123,16 +126,16 @@ class KnowledgeDistillation(Recoverer):
         return (global_weights + self._server_lr * total).to(global_weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the teacher; what to subtract is, once there is anything to go on from."""
+        """Return the teacher and its round: a checkpoint is written after the subtraction only."""
         return {"teacher": self._teacher, "first": self._first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over."""
+        """Take over a state that `state_dict` returned."""
         self._teacher, self._first = state["teacher"], state["first"]
 
 
 class _Distillation(LocalObjective):
-    """Predicts what a teacher predicts; labels are not looked at."""
+    """The objective of a student: to predict what a teacher predicts, without labels."""
 
     def __init__(self, teacher: Tensor, layout: ParameterVector, temperature: float) -> None:
         self._weights = teacher
@@ -141,10 +144,10 @@ class _Distillation(LocalObjective):
         self._teacher: Any = None
 
     def loss(self, module: Any, batch: Any, step: int) -> Tensor:
-        if self._teacher is None:  # the module is known from here on only
+        if self._teacher is None:  # made here: the module is not known before
             self._teacher = copy.deepcopy(module).eval()
             self._layout.load(self._teacher, self._weights)
         inputs = batch if isinstance(batch, Tensor) else batch[0]
         with torch.no_grad():
-            taught = self._teacher(inputs)
-        return distillation_loss(module(inputs), taught, self._temperature)
+            targets = self._teacher(inputs)
+        return distillation_loss(module(inputs), targets, self._temperature)

@@ -1,4 +1,4 @@
-"""Roll back, then train again."""
+"""Rollback: go back to an earlier global model, and train again from there."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class RollbackRetrain(ReplayRecoverer):
     rate. Recovery starts at the last $n < T$ with $\Psi(n) \le \Psi^*$, adds Gaussian noise to the
     weights, and asks the remaining clients in rounds $n$, ..., $T - 1$.
 
-    Several excluded clients are taken together, since they may collude. The weighted mean is the
-    paper's rule; what robust rules let through is less. With the default $\Psi^* = 0$ the recovery
-    is train-from-scratch that skips the rounds before the first excluded client took part.
+    Several excluded clients count as one, since they may collude. The weighted mean is the paper's
+    rule; under a robust rule, the influence is smaller. With the default $\Psi^* = 0$, the recovery
+    is train-from-scratch without the rounds before the first excluded client took part.
 
-    It needs every update, those of the excluded clients included, of the rounds up to $n$.
+    The method needs every update of the rounds up to $n$, those of the excluded clients included.
 
     Args:
         max_sensitivity: $\Psi^*$, at least 0, in units of the weights; see
             [`certified_sensitivity`][fedrec.functional.certified_sensitivity].
-        noise_std: $\sigma$, at least 0.
-        num_rounds: Rounds to train for; `None` for all that are left.
+        noise_std: Standard deviation of the noise, at least 0.
+        num_rounds: Rounds to train for; `None` for all rounds from $n$ on.
 
     Raises:
         ConfigurationError: If an argument is out of range; or at the start of a recovery, if the
@@ -79,7 +79,7 @@ class RollbackRetrain(ReplayRecoverer):
         )
 
     def initial_weights(self, history: HistoryView) -> Tensor:
-        """Return the recorded weights of that round, with noise."""
+        """Return the recorded weights of the round to go back to, with noise."""
         weights = history.read(self._first, ()).global_weights
         if self.noise_std == 0:
             return weights
@@ -88,17 +88,17 @@ class RollbackRetrain(ReplayRecoverer):
         return weights + self.noise_std * noise.to(weights)
 
     def rounds(self, history: HistoryView, max_rounds: int) -> range:
-        """Return the rounds from there on."""
+        """Return the rounds from the rollback on."""
         if self.num_rounds is None:
             return range(self._first, max_rounds)
         return range(self._first, min(max_rounds, self._first + self.num_rounds))
 
     def round_updates(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> CohortUpdates:
-        """Ask all clients of the round."""
+        """Ask all remaining clients of the round."""
         return ctx.exact(ctx.client_ids, "scratch")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it went back to."""
+        """Return the round of the rollback and its sensitivity."""
         return {"first": self._first, "sensitivity": self._sensitivity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,5 +106,5 @@ class RollbackRetrain(ReplayRecoverer):
         self._first, self._sensitivity = state["first"], state["sensitivity"]
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the round it went back to, and the influence up to there."""
+        """Return the round of the rollback, and its sensitivity: the influence up to there."""
         return {"rollback_round": float(self._first), "sensitivity": self._sensitivity}

@@ -1,4 +1,4 @@
-"""The abnormality threshold of FedRecover."""
+"""Computing FedRecover's abnormality threshold from historical updates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["abnormality_threshold", "history_threshold", "largest_magnitudes"]
 
-# Entries that a CPU scans at a time: they stay in a core's cache for what comes after the test.
+# Entries that a CPU scans at a time: they stay in a core's cache while they are compared.
 _BLOCK = 1 << 18
 
 
 def largest_magnitudes(updates: Tensor) -> Tensor:
-    """Return the largest magnitude of each row, NaN where a row has one.
+    """Return the largest magnitude of each row; NaN if the row has NaN.
 
     Args:
         updates: Shape $(m, d)$.
@@ -29,23 +29,23 @@ def largest_magnitudes(updates: Tensor) -> Tensor:
     Returns:
         Shape $(m,)$.
     """
-    # Two reductions are cheaper than magnitudes, which are as large as the input.
+    # Two reductions are cheaper than a tensor of magnitudes, which is as large as the input.
     return torch.maximum(updates.amax(dim=1), updates.amin(dim=1).neg())
 
 
 def abnormality_threshold(
     rounds: Iterable[Tensor], tolerance_rate: float, at_least: float = 0.0
 ) -> float:
-    r"""Find the smallest threshold that few historical entries exceed, in any round.
+    r"""Return the smallest threshold that, in every round, few historical entries exceed.
 
-    For round $t$, $\tau_t$ is the smallest number that at most $\lfloor \alpha N_t \rfloor$ of the
-    $N_t$ entries of the remaining clients' historical updates exceed in magnitude, that is the
-    $(\lfloor \alpha N_t \rfloor + 1)$-th largest magnitude; $\tau = \max_t \tau_t$.
+    In round $t$, the remaining clients' historical updates have $N_t$ entries. $\tau_t$ is the
+    smallest number that at most $\lfloor \alpha N_t \rfloor$ of them exceed in magnitude, that is
+    the $(\lfloor \alpha N_t \rfloor + 1)$-th largest magnitude; $\tau = \max_t \tau_t$.
 
     Args:
         rounds: One tensor of historical updates per round, shape $(m_t, d)$.
         tolerance_rate: $\alpha$ in [0, 1).
-        at_least: What other rounds gave, at least 0.
+        at_least: The threshold of other rounds, at least 0.
 
     Returns:
         $\tau$; `at_least` if there is no entry at all.
@@ -65,7 +65,7 @@ def abnormality_threshold(
             continue
         allowed = int(rate * updates.numel())
         size = _BLOCK if updates.device.type == "cpu" else updates.numel()
-        largest: list[Tensor] = []  # magnitudes that exceed `bound`: all that can matter
+        largest: list[Tensor] = []  # the magnitudes that exceed `bound`: others do not matter
         bound, count = threshold, 0
         for entries in updates.flatten().split(size):
             low, high = torch.aminmax(entries)
@@ -84,7 +84,7 @@ def abnormality_threshold(
 
 
 def history_threshold(history: HistoryView, rounds: Iterable[int], tolerance_rate: float) -> float:
-    """Find the threshold of a recording, reading no round that cannot raise it.
+    """Return the threshold of a recording, without reading rounds that cannot raise it.
 
     Args:
         history: The recording, and the clients whose updates count.

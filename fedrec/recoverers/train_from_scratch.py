@@ -1,4 +1,4 @@
-"""Train again without the malicious clients."""
+"""Training from scratch without the excluded clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TrainFromScratch"]
 class TrainFromScratch(ReplayRecoverer):
     """Asks every remaining client for its exact update in every round.
 
-    The gold standard in accuracy, at the whole cost of the training: ACP is 0.
+    The reference for accuracy, at the whole cost of training: ACP is 0.
 
     References:
         - Cao et al., FedRecover, IEEE S&P 2023, section V-A.
@@ -25,5 +25,5 @@ class TrainFromScratch(ReplayRecoverer):
     """
 
     def round_updates(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> CohortUpdates:
-        """Ask all clients of the round."""
+        """Ask all remaining clients of the round."""
         return ctx.exact(ctx.client_ids, "scratch")

@@ -19,13 +19,13 @@ __all__ = ["UpdateFilter"]
 
 
 class UpdateFilter(Component):
-    r"""Tells whether what a client sent agrees with what its history says it should have sent.
+    r"""Refuses exact updates that contradict their estimates from the history.
 
     An update $g$ with estimate $\hat g$ passes if
     $\lVert g - \hat g \rVert \le \rho \lVert \hat g \rVert$ and
     $\cos(g, \hat g) \ge \gamma$. Mini-batches make benign updates differ from their estimates, by
-    about their own length where the noise is as large as the signal: bounds must leave room for
-    that.
+    about their own length if the noise is as large as the signal. The bounds must leave room for
+    this difference.
 
     Args:
         max_distance: $\rho > 0$; `None` for any distance.
@@ -57,11 +57,11 @@ class UpdateFilter(Component):
         self.min_cosine = min_cosine
 
     def accepts(self, received: Tensor, estimates: Tensor) -> Tensor:
-        """Return who passes.
+        """Return whether each update passes.
 
         Args:
-            received: $g$, shape $(m, d)$.
-            estimates: Shape $(m, d)$.
+            received: Exact updates $g$, shape $(m, d)$.
+            estimates: Their estimates, shape $(m, d)$.
 
         Returns:
             Shape $(m,)$, bool, on the CPU.
@@ -76,15 +76,15 @@ class UpdateFilter(Component):
     def apply(
         self, sent: CohortUpdates, at: Sequence[int], references: Tensor
     ) -> tuple[CohortUpdates, CohortUpdates]:
-        """Put references in the place of updates that do not pass.
+        """Replace updates that do not pass by their references.
 
         Args:
             sent: What clients sent.
-            at: Rows of it that have a reference; the others pass.
-            references: What they should have sent, shape $(k, d)$.
+            at: Rows of `sent` that have a reference, $k$ of them; all other rows pass.
+            references: The estimates, or historical updates, of these rows, shape $(k, d)$.
 
         Returns:
-            All clients with the updates to use, and those alone whose own update is used.
+            All clients with the updates to use; and only the clients whose own update is used.
         """
         refused = ~self.accepts(sent.updates[list(at)], references)
         if not bool(refused.any()):

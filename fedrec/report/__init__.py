@@ -1,4 +1,4 @@
-"""Results as a table in the terminal and as a page that stands on its own."""
+"""Results as tables in the terminal, as self-contained HTML pages, and as figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars as plain HTML, which fits any width by itself."""
+"""Bar charts as plain HTML, which adapts to any width."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from fedrec.report.curves import ticks
-from fedrec.report.parts import number
+from fedrec.report.html import number
 from fedrec.report.table import exact_rounds, percent
 
 __all__ = ["cost_bars", "histogram", "score_bars", "seconds_bars", "value_bars"]
@@ -24,7 +24,7 @@ _REASONS = {
 }
 _SHOWN = 24
 _BINS = 8
-# Of a client, by whether it is malicious and whether it was flagged.
+# The verdict on a client, by (is malicious, was flagged).
 _VERDICTS = {
     (True, True): "found",
     (True, False): "missed",
@@ -34,11 +34,11 @@ _VERDICTS = {
 
 
 def cost_bars(methods: Sequence[Mapping[str, Any]], longest: float = 0.0) -> str:
-    """Draw how many rounds a client was asked in, by reason, one stacked bar per method.
+    """Draw the rounds a client was asked in, by reason, as one stacked bar per method.
 
     Args:
-        methods: As in `results.json`.
-        longest: What the whole width stands for, if that is more than the longest bar.
+        methods: The methods of `results.json`.
+        longest: Value of the full width, if it is more than the longest bar.
     """
     bars = []
     for method in methods:
@@ -50,10 +50,11 @@ def cost_bars(methods: Sequence[Mapping[str, Any]], longest: float = 0.0) -> str
 
 
 def seconds_bars(steps: Sequence[tuple[str, float, Mapping[str, float]]]) -> str:
-    """Draw where the wall-clock seconds went: the server, and what clients were asked for.
+    """Draw the wall-clock seconds of steps: of the server, and of clients by reason.
 
     Args:
-        steps: Name, seconds, and seconds spent by clients, by reason or as `"record"`.
+        steps: For each step its name, its seconds, and the seconds spent by clients, by reason or
+            under `"record"`.
     """
     labels = {"server": "server", "record": "clients, recording"}
     labels |= {reason: f"clients, {text}" for reason, text in _REASONS.items()}
@@ -72,22 +73,22 @@ def _stacked(
     unit: str,
     longest: float,
 ) -> str:
-    """Draw bars of (name, parts, HTML behind it); parts are drawn in the order of the labels."""
+    """Draw bars of (name, parts, HTML behind the bar); parts are in the order of the labels."""
     longest = max([longest, *(sum(parts.values()) for _, parts, _ in bars), 1e-9])
     used = [key for key in labels if any(parts.get(key) for _, parts, _ in bars)]
     keys = "".join(f'<li><i class="key {key}"></i>{labels[key]}</li>' for key in used)
     rows = []
     for name, parts, text in bars:
-        there = [key for key in used if parts.get(key)]
+        drawn = [key for key in used if parts.get(key)]
         pieces = "".join(
             f'<i class="{key}" style="width:{100 * parts[key] / longest:.3f}%" '
             f'title="{labels[key]}: {parts[key]:.1f} {unit}"></i>'
-            for key in there
+            for key in drawn
         )
-        told = ", ".join(f"{labels[key]} {parts[key]:.1f} {unit}" for key in there) or "none"
+        listed = ", ".join(f"{labels[key]} {parts[key]:.1f} {unit}" for key in drawn) or "none"
         rows.append(
             f'<div class="bar"><span class="name">{escape(name)}</span>'
-            f'<span class="track" role="img" aria-label="{escape(told)}">{pieces}</span>'
+            f'<span class="track" role="img" aria-label="{escape(listed)}">{pieces}</span>'
             f'<span class="value">{text}</span></div>'
         )
     return f'<ul class="legend">{keys}</ul><div class="bars">{"".join(rows)}</div>'
@@ -96,12 +97,12 @@ def _stacked(
 def value_bars(
     rows: Sequence[tuple[str, str, float, str]], most: float, reference: float | None
 ) -> str:
-    """Draw one figure of every model, and a line across at that of the reference.
+    """Draw one figure of every model, with a line across at the value of the reference.
 
     Args:
-        rows: Name, CSS class, value, and the value as text.
-        most: What the whole width stands for.
-        reference: Where the line is; `None` for no line.
+        rows: For each model its name, CSS class, value, and the value as text.
+        most: Value of the full width, if it is more than the largest value.
+        reference: Value of the reference; `None` for no line.
     """
     most = max([most, *(value for _, _, value, _ in rows), 1e-9])
     line = "" if reference is None else f'<b style="left:{100 * reference / most:.3f}%"></b>'
@@ -116,11 +117,11 @@ def value_bars(
 
 
 def histogram(values: Sequence[float], unit: str, style: str) -> str:
-    """Draw how many clients have which value, one bar per interval.
+    """Draw the number of clients by value, one bar per interval.
 
     Args:
-        values: One per client, at least one.
-        unit: Put behind the numbers.
+        values: One value per client, at least one.
+        unit: Unit behind the numbers.
         style: CSS class of the bars.
 
     Returns:
@@ -155,7 +156,7 @@ def score_bars(detection: Mapping[str, Any]) -> str:
     """Draw the detector's score of every client, most suspicious first.
 
     Args:
-        detection: As in `detection.json`: `scores`, `malicious` (flagged) and `truth`.
+        detection: The result of `detection.json`: `scores`, `malicious` (flagged) and `truth`.
     """
     scores = sorted(detection["scores"].items(), key=lambda item: (-item[1], item[0]))
     low, high = min(0.0, scores[-1][1]), max(0.0, scores[0][1])

@@ -13,7 +13,7 @@ from fedrec._files import write_atomically
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars
 from fedrec.report.curves import line_chart, line_key, linear_axis
-from fedrec.report.parts import breakable, document, note, number, section, table
+from fedrec.report.html import breakable, document, note, number, section, table
 from fedrec.report.run import REFERENCE, Run, styles_of
 from fedrec.report.sections import CURVES, synthetic
 from fedrec.report.table import detection_text, exact_rounds, fraction, percent
@@ -42,7 +42,7 @@ _TABLES: _Tables = (
 
 
 def write_comparison(folders: Sequence[str | Path], output: str | Path = "report.html") -> Path:
-    """Write one page about several runs: what came out, and where their settings differ.
+    """Write one page about several runs: their results, and the settings that differ.
 
     Args:
         folders: Run folders with `results.json`.
@@ -75,28 +75,28 @@ def write_comparison(folders: Sequence[str | Path], output: str | Path = "report
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return the recipes' names; the folders instead where two are the same."""
+    """Return the names of the recipes, or the folders if two names are the same."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
 def _tables(pairs: Sequence[tuple[str, Run]], styles: Mapping[str, str]) -> str:
     """Return one table of methods and runs for each figure."""
-    found: list[dict[str, _Method]] = []
+    by_run: list[dict[str, _Method]] = []
     for _, run in pairs:
         by_name = {method["name"]: method for method in run.methods}
         name = f"{name_of_recorded(run.results)} model"
-        found.append({name: run.results["poisoned"], **by_name})
-    methods = list(dict.fromkeys(name for models in found for name in models))
+        by_run.append({name: run.results["poisoned"], **by_name})
+    methods = list(dict.fromkeys(name for models in by_run for name in models))
     blocks = []
     labels = dict.fromkeys(
-        k for models in found for m in models.values() for k in m.get("metrics", {})
+        k for models in by_run for m in models.values() for k in m.get("metrics", {})
     )
     own: _Tables = tuple((label, partial(_metric, label), fraction) for label in labels)
     for title, value_of, show in (*_TABLES, *own):
         rows = []
         for method in methods:
-            values = [value_of(models[method]) if method in models else None for models in found]
+            values = [value_of(models[method]) if method in models else None for models in by_run]
             if any(value is not None for value in values):
                 style = styles.get(method, "poisoned")
                 remark = " <small>(reference)</small>" if style == REFERENCE else ""
@@ -122,9 +122,9 @@ def _curves(pairs: Sequence[tuple[str, Run]], figure: str, styles: Mapping[str, 
     values = [v for _, curves in series for curve in curves for _, v in curve.points]
     if not values:
         return ""
-    axis, what = linear_axis(values), CURVES[figure].removesuffix(" by round")
+    axis, title = linear_axis(values), CURVES[figure].removesuffix(" by round")
     blocks = [
-        f"<div><h3>{escape(name)}</h3>{line_chart(curves, f'{name}: {what}', axis)}</div>"
+        f"<div><h3>{escape(name)}</h3>{line_chart(curves, f'{name}: {title}', axis)}</div>"
         for name, curves in series
         if curves
     ]
@@ -146,16 +146,16 @@ def _detections(pairs: Sequence[tuple[str, Run]]) -> str:
 
 
 def _differences(pairs: Sequence[tuple[str, Run]], *parts: str) -> str:
-    """Return a table of what is not the same in all runs."""
-    found = [
+    """Return a table of the settings that are not the same in all runs."""
+    by_run = [
         {key: value for part in parts for key, value in _flat(run.results[part]).items()}
         for _, run in pairs
     ]
-    keys = list(dict.fromkeys(key for values in found for key in values))
+    keys = list(dict.fromkeys(key for values in by_run for key in values))
     rows = [
-        [escape(key), *(escape(str(values.get(key, "-"))) for values in found)]
+        [escape(key), *(escape(str(values.get(key, "-"))) for values in by_run)]
         for key in keys
-        if key != "name" and len({repr(values.get(key)) for values in found}) > 1
+        if key != "name" and len({repr(values.get(key)) for values in by_run}) > 1
     ]
     if not rows:
         return "<p>None.</p>"
@@ -164,7 +164,7 @@ def _differences(pairs: Sequence[tuple[str, Run]], *parts: str) -> str:
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    """Return nested mappings and lists by dotted key; a class goes by the key of its section."""
+    """Return the values of nested mappings and lists by dotted key, without `.class_path`."""
     if isinstance(value, Mapping):
         items = [(str(k), v) for k, v in value.items()]
     elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
@@ -176,6 +176,7 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def _again(runs: Sequence[Run], output: Path) -> str:
+    """Return the commands that repeat the runs and write the page again."""
     lines = [["fedrec", "report", *(str(run.folder) for run in runs), "-o", str(output)]]
     lines = [["fedrec", "run", str(run.folder / "recipe.yaml")] for run in runs] + lines
     text = "\n".join(shlex.join(line) for line in lines)

@@ -21,8 +21,8 @@ class Series:
     """One curve.
 
     Args:
-        label: What it is called.
-        style: CSS classes that give it colour and dashes.
+        label: Name in the legend.
+        style: CSS classes of its colour and dashes.
         points: (round, value) pairs, in order.
     """
 
@@ -36,15 +36,15 @@ class Axis:
     """An axis of values.
 
     Args:
-        ticks: Where its marks are, the ends among them.
-        log: Whether equal ratios lie equally far apart.
+        ticks: Values of its marks; the first and the last are the ends of the axis.
+        log: Whether the axis is logarithmic.
     """
 
     ticks: Sequence[float]
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Return where a value lies, from 0 at the lower to 1 at the upper end.
+        """Return the place of a value on the axis, from 0 at the lower to 1 at the upper end.
 
         Examples:
             >>> Axis([-1, 0, 1]).place(0.5), Axis([0.01, 0.1, 1], log=True).place(0.1)
@@ -58,7 +58,7 @@ class Axis:
 
 
 def ticks(maximum: float, most: int) -> list[float]:
-    """Return round numbers from 0 to at least `maximum`, at most `most` steps apart.
+    """Return round numbers from 0 to at least `maximum`, in about `most` equal steps or fewer.
 
     Examples:
         >>> ticks(0.83, 5), ticks(599, 6)
@@ -74,7 +74,7 @@ def ticks(maximum: float, most: int) -> list[float]:
 
 
 def linear_axis(values: Sequence[float]) -> Axis:
-    """Return an axis with 0 on it.
+    """Return an axis for values that includes 0.
 
     Examples:
         >>> linear_axis([-0.3, 1.0])
@@ -89,7 +89,7 @@ def linear_axis(values: Sequence[float]) -> Axis:
 
 
 def log_axis(values: Sequence[float]) -> Axis:
-    """Return an axis for the positive values: at most 8 decades, finer marks if there are few.
+    """Return a logarithmic axis of at most 8 decades; with few decades, it has finer marks.
 
     Examples:
         >>> log_axis([0.3, 2.0])
@@ -117,32 +117,32 @@ def line_key(style: str) -> str:
     return f'<svg viewBox="0 0 26 10" aria-hidden="true">{path}</svg>'
 
 
-def line_chart(series: Sequence[Series], what: str, axis: Axis | None = None) -> str:
+def line_chart(series: Sequence[Series], title: str, axis: Axis | None = None) -> str:
     """Draw curves over rounds.
 
     Args:
-        series: The curves, the most important last (it lies on top).
-        what: What the values are.
-        axis: Axis of the values; by default one from 0 to the largest.
+        series: The curves, the most important last: it is drawn on top.
+        title: Name of the values, for screen readers.
+        axis: Axis of the values; by default an axis from 0 to the largest value.
 
     Returns:
-        HTML: a legend and two SVG images of which a style sheet shows one.
+        HTML: a legend and two SVG images, one of which the style sheet shows.
     """
     axis = axis or linear_axis([v for s in series for _, v in s.points])
     keys = "".join(f"<li>{line_key(s.style)}{escape(s.label)}</li>" for s in reversed(series))
     images = "".join(
-        _svg(series, what, axis, *size, name)
+        _svg(series, title, axis, *size, name)
         for name, size in (("wide", _WIDE), ("narrow", _NARROW))
     )
     return f'<ul class="legend">{keys}</ul><div class="chart">{images}</div>'
 
 
 def _svg(
-    series: Sequence[Series], what: str, axis: Axis, width: int, height: int, size: str
+    series: Sequence[Series], title: str, axis: Axis, width: int, height: int, size: str
 ) -> str:
     rounds = [r for s in series for r, _ in s.points]
     xs = ticks(max(rounds), 10 if size == "wide" else 4)
-    # The axis ends with the data, or with the last tick if that is next to it (299 and 300).
+    # The axis ends at the last round, or at the last tick if it is close behind (299 and 300).
     x_max = max(*rounds, 1)
     x_max = xs[-1] if xs[-1] < 1.02 * x_max else x_max
     right, bottom = width - _RIGHT, height - _BOTTOM
@@ -174,7 +174,7 @@ def _svg(
     last = ", ".join(f"{s.label} {s.points[-1][1]:.3g}" for s in reversed(series) if s.points)
     return (
         f'<svg class="{size}" viewBox="0 0 {width} {height}" role="img" tabindex="0" '
-        f'aria-label="{escape(what)} by round. Last values: {escape(last)}." '
+        f'aria-label="{escape(title)} by round. Last values: {escape(last)}." '
         f'data-series="{data}" data-left="{_LEFT}" '
         f'data-right="{right}" data-top="{_TOP}" data-bottom="{bottom}" data-max="{x_max:g}">'
         f'{grid}<path class="axis" d="M{_LEFT} {bottom}H{right}"/>{lines}'

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_PANELS = 12
 _BINS = 16
-# Letters that fit along a panel of the usual height.
+# Letters that fit along the height of a panel.
 _ALONG = 22
 
 
@@ -37,26 +37,26 @@ def draw_values(
     by: str = "method",
     names: Sequence[str] = (),
 ) -> Figure:
-    """Draw figures against a swept key: lines over numbers, bars over anything else.
+    """Draw figures against a swept key: lines if its values are numbers, bars otherwise.
 
-    Columns of panels are figures and rows combinations of the other keys, or the other way round if
-    that is narrower. Marks are means over repeats, error bars standard deviations. The axis is
-    logarithmic where its values span a decade.
+    Panels are in columns by figure and in rows by combinations of the other keys, or the other way
+    round if that is narrower. Marks are means over repeats, error bars standard deviations. The
+    axis is logarithmic if its values span a decade or more.
 
     Args:
-        rows: Of `results.csv`.
+        rows: Rows of `results.csv`.
         keys: The swept keys.
         x: The key along the axis.
         y: Columns of figures.
-        by: The key, or `"method"`, that colours tell apart.
-        names: All that figures of the same sweep tell apart, in order; something has the same look
-            in all of them (default: what this one shows).
+        by: The key, or `"method"`, whose values have different colours.
+        names: All values of `by` in the sweep, in order, so that a value has the same look in all
+            its figures; by default the values in `rows`.
 
     Returns:
         The figure.
 
     Raises:
-        ConfigurationError: If nothing is left to draw, or too many panels.
+        ConfigurationError: If there is nothing to draw, or there are too many panels.
         MissingDependencyError: If matplotlib is not installed.
 
     Examples:
@@ -97,19 +97,18 @@ def draw_cost(
     by: str = "method",
     names: Sequence[str] = (),
 ) -> Figure:
-    """Draw a figure against what clients compute: one mark for every point and method.
+    """Draw a figure against exact rounds per client: one mark for every point and method.
 
     Args:
-        rows: Of `results.csv`.
+        rows: Rows of `results.csv`.
         keys: The swept keys.
         y: Column of the figure.
-        by: The key, or `"method"`, that colours tell apart.
-        names: All that figures of the same sweep tell apart, in order; something has the same look
-            in all of them (default: what this one shows).
+        by: As in `draw_values`.
+        names: As in `draw_values`.
 
     Returns:
-        The figure. Marks are means over repeats, error bars standard deviations; those of a sweep
-        over one key are joined in the order of its values.
+        The figure. Marks are means over repeats, error bars standard deviations. In a sweep over
+        one key, a line joins the marks of a method in the order of the key's values.
 
     Examples:
         >>> rows = [{"T": t, "method": "A", "ter": 0.1, "exact_rounds": float(t)} for t in "59"]
@@ -138,15 +137,15 @@ def draw_cost(
 
 
 def draw_cp(cp: Mapping[str, Mapping[str, float]], *, synthetic: bool = False) -> Figure:
-    """Draw how CP is distributed over the clients of a run: a histogram for every method.
+    """Draw the distribution of CP over the clients of a run: a histogram for every method.
 
     Args:
-        cp: CP by client, by method, as fractions.
-        synthetic: Whether the data of the run only stand in for real ones: the figure says so.
+        cp: By method and then by client, the CP as a fraction.
+        synthetic: Whether the data of the run are made up: the figure says so.
 
     Returns:
-        The figure. Methods whose clients all have the same CP are left out if others do not, and a
-        line of the log names them.
+        The figure. A method whose clients all have the same CP is left out if other methods vary;
+        the log names it.
 
     Examples:
         >>> figure = draw_cp({"A": {"a": 0.8, "b": 0.9}, "TrainFromScratch": {"a": 0, "b": 0}})
@@ -192,19 +191,18 @@ def draw_cp(cp: Mapping[str, Mapping[str, float]], *, synthetic: bool = False) -
 def draw_box(
     rows: Sequence[Row], keys: Sequence[str], *, x: str, names: Sequence[str] = ()
 ) -> Figure:
-    """Draw how CP is distributed over clients against a swept key: boxes, one panel a method.
+    """Draw the distribution of CP over clients against a swept key: boxes, one panel a method.
 
     Args:
-        rows: Of `results.csv`, each with the CP of its clients, fractions, under `"cp"`.
+        rows: Rows of `results.csv`, each with the CP of its clients, fractions, under `"cp"`.
         keys: The swept keys.
         x: The key along the axis.
-        names: All that figures of the same sweep tell apart, in order; something has the same look
-            in all of them (default: what this one shows).
+        names: All methods of the sweep, in order, see `draw_values`.
 
     Returns:
-        The figure. Boxes are quartiles, whiskers reach to the last client within 1.5 times the box,
-        and clients beyond are dots; repeats are taken together. Methods whose clients all have the
-        same CP are left out if others do not, and a line of the log names them.
+        The figure. Boxes are quartiles; whiskers reach to the last client within 1.5 times the box;
+        clients beyond are dots. Clients of all repeats are in one box. A method whose clients all
+        have the same CP is left out if other methods vary; the log names it.
 
     Examples:
         >>> rows = [{"T": t, "method": "A", "cp": [0.8, 0.85, 0.9]} for t in ("5", "10")]
@@ -244,7 +242,7 @@ def _left_out(methods: Sequence[str]) -> None:
 
 
 def _panels(rows: Sequence[Row], keys: Sequence[str]) -> dict[str, list[Row]]:
-    """Split rows by those of the keys that vary; a panel's title says which it is."""
+    """Split rows into panels by the keys that vary in them; titles have the keys' values."""
     keys = [key for key in keys if len({row[key] for row in rows}) > 1]
     short = short_keys(keys)
     groups = _group(rows, keys)
@@ -282,7 +280,7 @@ def _lines(
     for series, look in looks.items():
         groups = _group([row for row in rows if row[by] == series], [x])
         marks = sorted((float(v), *_spread(g, name)) for (v,), g in groups.items())
-        marks = [mark for mark in marks if mark[1] == mark[1]]  # NaN: there is no such figure
+        marks = [mark for mark in marks if mark[1] == mark[1]]  # NaN: the figure is missing
         if marks:
             at, means, deviations = (list(column) for column in zip(*marks, strict=True))
             ax.errorbar(at, means, yerr=deviations, label=series, **look.line, **LINE)
@@ -313,7 +311,7 @@ def _bars(
         if marks:
             means, deviations = (list(column) for column in zip(*marks, strict=True))
             ax.bar(at, means, width * 0.92, label=series, **look.bar)
-            for colour, thick in (("white", 2.4), ("0.2", 1.0)):  # seen on dark bars, too
+            for colour, thick in (("white", 2.4), ("0.2", 1.0)):  # visible on dark bars, too
                 style: dict[str, Any] = {"ecolor": colour, "elinewidth": thick, "capthick": thick}
                 ax.errorbar(at, means, deviations, fmt="none", capsize=1.6 + thick / 2, **style)
     _ticks(ax, range(len(values)), values)
@@ -327,24 +325,24 @@ def _ticks(ax: Axes, at: Sequence[int], names: Sequence[str]) -> None:
 
 
 def _spread(rows: Sequence[Row], name: str) -> tuple[float, float]:
-    """Return mean and standard deviation over repeats, as the axis has them; NaN for none."""
+    """Return mean and standard deviation over repeats in the unit of the axis, or NaN."""
     scale = SCALES.get(name, 1.0)
-    found = [row[name] * scale for row in rows if row.get(name) is not None]
-    if not found:
+    values = [row[name] * scale for row in rows if row.get(name) is not None]
+    if not values:
         return math.nan, math.nan
-    return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else math.nan
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 def _label(ax: Axes, name: str) -> None:
     ax.set_ylabel(_wrapped(axis_name(name)))
     low, high = ax.dataLim.intervaly
-    # The whole range, and more for what costs clients more than the recording did.
+    # ACP up to 100 %, and negative values for clients that are asked more often than recorded.
     low, high = _limits(low, max(high, 100.0) if name == "acp" else high)
     ax.set_ylim(0.0 if ax.patches and ax.dataLim.y0 >= 0 else low, high)  # bars stand on the axis
 
 
 def _wrapped(text: str) -> str:
-    """Break a name that is longer than a panel is high, into lines of about the same length."""
+    """Break a long name into lines of about the same length that fit the height of a panel."""
     lines = -(-len(text) // _ALONG)
     widths = range(-(-len(text) // lines), _ALONG + 1)
     broken = (textwrap.wrap(text, width, break_on_hyphens=False) for width in widths)
@@ -352,7 +350,7 @@ def _wrapped(text: str) -> str:
 
 
 def _limits(low: float, high: float) -> tuple[float, float]:
-    """Return an axis with 0 on it, on which marks at the ends are whole."""
+    """Return the ends of an axis that includes 0, with a margin for the marks at the ends."""
     low, high = min(low, 0.0), max(high, 0.0)
     margin = 0.05 * (high - low or 1.0)
     return low - margin, high + margin

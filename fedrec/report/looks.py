@@ -1,4 +1,4 @@
-"""What figures have in common: size for a paper's column, colours, names of axes, legend, files."""
+"""The look of figures: size for a paper's column, colours, names of axes, legend, files."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = [
     "save_figure",
 ]
 
-# Told apart by everybody (after Okabe and Ito), in the order of the report's; on grey paper, marks
-# and hatches do it. The references have looks of their own.
+# Colours that colour-blind readers can tell apart (after Okabe and Ito), in the order of the
+# report's. On grey paper, marks and hatches differ. The references have looks of their own.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#4a3aa7", "#56b4e9", "#8a5a2b")
 _MARKERS = "osD^vPX*"
 _HATCHES = ("", "////", "....", "xxxx", "----", "\\\\\\\\", "++++", "oooo")
 
-#: Of lines with error bars.
+#: Style of lines with error bars.
 LINE: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8, "linewidth": 1.2, "markersize": 4.5}
 
-#: From the unit of a column to that of its axis.
+#: Factors from the unit of a column to the unit of its axis.
 SCALES = dict.fromkeys(("ter", "asr", "fnr", "fpr", "acp", "cp_min", "cp_max"), 100.0)
 SCALES |= {"client_bytes": 1e-6, "history_bytes": 1e-6}
 _AXES = {name: f"{name.upper()}, %" for name in ("ter", "asr", "fnr", "fpr", "acp")}
@@ -79,7 +79,7 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "pdf.fonttype": 42,
 }
-# Inches of one column of a paper, and of both with what is between.
+# Widths in inches of one column of a paper, and of both columns with the gap between them.
 _ONE, _BOTH = 3.4, 7.0
 
 
@@ -102,7 +102,7 @@ _RECORDED = Look(
 _REFERENCES = {
     POISONED: _RECORDED,
     UNPOISONED: _RECORDED,
-    # Hollow, so that it covers no method that is as good.
+    # Hollow, so that its marks do not cover those of a method that is as good.
     "TrainFromScratch": Look(
         {"color": "0.1", "linestyle": "--", "marker": "p", "markerfacecolor": "none"},
         {"color": "0.1", "edgecolor": "white"},
@@ -111,15 +111,15 @@ _REFERENCES = {
 
 
 def looks_of(shown: Sequence[str], names: Sequence[str] = ()) -> dict[str, Look]:
-    """Return how each of the names that are shown is drawn.
+    """Return the look of each name in a figure.
 
     Args:
-        shown: What a figure tells apart, repeated or not.
-        names: What all figures of a sweep tell apart, in order.
+        shown: Names in the figure; they may repeat.
+        names: Names in all figures of a sweep, in order: a name has the same look in all of them.
 
     Examples:
-        >>> one, all = looks_of(["B"], ["A", "B"]), looks_of(["A", "B"])
-        >>> one["B"] == all["B"], one["B"] == looks_of(["B"])["B"]
+        >>> part, whole = looks_of(["B"], ["A", "B"]), looks_of(["A", "B"])
+        >>> part["B"] == whole["B"], part["B"] == looks_of(["B"])["B"]
         (True, False)
     """
     looks: dict[str, Look] = {}
@@ -134,7 +134,7 @@ def looks_of(shown: Sequence[str], names: Sequence[str] = ()) -> dict[str, Look]
 
 
 def axis_name(figure: str) -> str:
-    """Return what a column is called on an axis, with its unit.
+    """Return the name of a column on an axis, with its unit.
 
     Examples:
         >>> axis_name("ter"), axis_name("exact_final"), axis_name("metrics.auc")
@@ -144,10 +144,10 @@ def axis_name(figure: str) -> str:
 
 
 def key_name(key: str, keys: Sequence[str]) -> str:
-    """Return what a swept key is called on an axis.
+    """Return the name of a swept key on an axis.
 
     Args:
-        key: One of the keys, or `"method"`.
+        key: One of `keys`, or `"method"`.
         keys: The swept keys.
 
     Examples:
@@ -160,13 +160,13 @@ def key_name(key: str, keys: Sequence[str]) -> str:
 
 @contextmanager
 def blank(columns: int, lines: int, height: float = 1.5, note: str = "") -> Iterator[Figure]:
-    """Give a figure to draw in, as wide as one or both columns of a paper.
+    """Yield an empty figure to draw in, as wide as one or both columns of a paper.
 
     Args:
-        columns: Panels side by side.
-        lines: Panels above each other.
-        height: Of a panel, in inches.
-        note: What stands in small print below all panels; they stay as high as without.
+        columns: Number of panels side by side.
+        lines: Number of panels above each other.
+        height: Height of a panel in inches.
+        note: Small print below all panels; it does not make them smaller.
 
     Raises:
         MissingDependencyError: If matplotlib is not installed.
@@ -193,27 +193,28 @@ def blank(columns: int, lines: int, height: float = 1.5, note: str = "") -> Iter
 
 
 def legend(figure: Figure, title: str) -> None:
-    """Put one legend above all panels, so that it lies over no data, and makes none smaller.
+    """Put one legend above all panels. The figure becomes higher, so that panels keep their size.
 
     Args:
         figure: The figure.
-        title: What it tells apart; methods need no title.
+        title: Title of the legend; `"method"` is left out.
     """
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, getattr(handle, "lines", (handle,))[0])  # no error bars
-    if not found:
+            # Of a line with error bars, the line only.
+            handles.setdefault(label, getattr(handle, "lines", (handle,))[0])
+    if not handles:
         return
     width, height = figure.get_size_inches()
-    columns = len(found)
-    while columns > 1 and _width(list(found), columns) > width:
+    columns = len(handles)
+    while columns > 1 and _width(list(handles), columns) > width:
         columns -= 1
-    rows = -(-len(found) // columns) + (title != "method")
+    rows = -(-len(handles) // columns) + (title != "method")
     figure.set_size_inches(width, height + 0.16 * rows)
     figure.legend(
-        found.values(),
-        found.keys(),
+        handles.values(),
+        handles.keys(),
         loc="outside upper center",
         ncols=columns,
         title=None if title == "method" else title,
@@ -228,7 +229,7 @@ def legend(figure: Figure, title: str) -> None:
 
 
 def _width(labels: Sequence[str], columns: int) -> float:
-    """Return how wide a legend is: inches of its longest letters, keys and the space between."""
+    """Return the width of a legend in inches: of the longest label and the key of every column."""
     most, ends, width = len(labels), 0, 0.0
     for i in range(columns):
         begin, ends = ends, ends + most // columns + (i < most % columns)
@@ -244,7 +245,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
         path: The picture: `.png`, `.svg` or `.pdf`.
 
     Raises:
-        ConfigurationError: If it is to be another kind of file.
+        ConfigurationError: If the file name has another ending.
 
     Examples:
         >>> save_figure(None, "figure.bmp")

@@ -1,4 +1,4 @@
-"""A page that shows a run: no network, no other file, readable on a phone and in the dark."""
+"""The HTML page of a run: self-contained, readable on a phone and in the dark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedrec._derived import register_derived
 from fedrec._files import write_atomically
-from fedrec.report.parts import document
+from fedrec.report.html import document
 from fedrec.report.run import Run, styles_of
 from fedrec.report.sections import headline, sections
 
@@ -27,6 +27,6 @@ def write_report(folder: str | Path, output: str | Path | None = None) -> Path:
     main = sections(run, styles_of(run.results["recipe"]))
     path = run.folder / "report.html" if output is None else Path(output)
     if output is None:
-        register_derived(path)  # it shows scores of single clients
+        register_derived(path)  # the page shows scores of single clients
     write_atomically(path, document(run.name, "fedrec run", headline(run), main))
     return path

@@ -1,4 +1,4 @@
-"""A run folder, as a page needs it."""
+"""Reading a run folder for a page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedrec.report.curves import Series
 
 __all__ = ["REFERENCE", "Run", "styles_of"]
 
-#: CSS class of what methods are compared with.
+#: CSS class of the method that others are compared with.
 REFERENCE = "scratch-line"
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds.
+    """The content of a run folder.
 
     Args:
         folder: A run folder with `results.json`.
@@ -36,8 +36,8 @@ class Run:
     @cached_property
     def results(self) -> dict[str, Any]:
         """Content of `results.json`."""
-        found: dict[str, Any] = self._json("results.json")
-        return found
+        results: dict[str, Any] = self._json("results.json")
+        return results
 
     @property
     def name(self) -> str:
@@ -46,29 +46,29 @@ class Run:
 
     @property
     def methods(self) -> list[dict[str, Any]]:
-        """The recoveries that are done."""
-        found: list[dict[str, Any]] = self.results["methods"]
-        return found
+        """The finished recoveries."""
+        methods: list[dict[str, Any]] = self.results["methods"]
+        return methods
 
     @property
     def reference(self) -> dict[str, Any] | None:
-        """The first recovery that trains from scratch, if there is one."""
+        """The first recovery that trains from scratch, or `None`."""
         styles = styles_of(self.results["recipe"])
         return next((m for m in self.methods if styles[m["name"]] == REFERENCE), None)
 
     @property
     def detection(self) -> dict[str, Any] | None:
-        """What the detector found, the scores included."""
+        """The detector's result with the scores, or `None`."""
         if self.results["detection"] is None:
             return None
-        found: dict[str, Any] = self._json("detection.json")["result"]
-        return found
+        detection: dict[str, Any] = self._json("detection.json")["result"]
+        return detection
 
     def curves(self, figure: str, styles: Mapping[str, str]) -> list[Series]:
-        """Return `"ter"` or `"asr"` in percent by round, the first method last: it lies on top.
+        """Return the curves of TER or ASR in percent; the first method comes last, to be on top.
 
         Args:
-            figure: Which column of metrics.csv.
+            figure: The column of metrics.csv, `"ter"` or `"asr"`.
             styles: CSS class by method.
         """
         malicious = name_of_recorded(self.results) == POISONED
@@ -86,7 +86,7 @@ class Run:
         return dict(stored.get("result", {}).get("cp", {}))
 
     def estimate_errors(self, method: str) -> list[EstimateError]:
-        """Return the estimates of a recovery that were compared with exact updates."""
+        """Return the errors of a recovery's estimates that were compared with exact updates."""
         path = self.folder / "recover" / folder_name(method) / "diagnostics.csv"
         return [row for row in read_estimate_errors(path) if math.isfinite(row.relative_error)]
 
@@ -102,7 +102,7 @@ class Run:
 
 
 def styles_of(*recipes: Mapping[str, Any]) -> dict[str, str]:
-    """Return the CSS classes of every method; it keeps its look throughout a page.
+    """Return the CSS classes of every method, so that it has the same look all over a page.
 
     Args:
         *recipes: Resolved recipes.
@@ -116,7 +116,7 @@ def styles_of(*recipes: Mapping[str, Any]) -> dict[str, str]:
     styles: dict[str, str] = {}
     for node in [node for recipe in recipes for node in recipe.get("recoverers") or []]:
         taken = sum(style.startswith("method-") for style in styles.values())
-        # Eight colours; the next eight methods have them again, but with dashes and stripes.
+        # There are eight colours. The next eight methods have the same, with dashes and stripes.
         method = f"method-{taken % 8}{' second' if taken // 8 % 2 else ''}"
         own = REFERENCE if is_reference(node) else method
         styles.setdefault(label_of(node), own)

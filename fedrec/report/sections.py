@@ -14,7 +14,7 @@ from fedrec.metrics.estimate_errors import EstimateError
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, value_bars
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis, log_axis
-from fedrec.report.parts import breakable, facts, note, number, section, table
+from fedrec.report.html import breakable, facts, note, number, section, table
 from fedrec.report.run import REFERENCE, Run
 from fedrec.report.table import detection_text, exact_rounds, fraction, percent
 
@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 def headline(run: Run) -> str:
-    """Return what stands below the name of a run."""
+    """Return the line below the name of a run, with its size and its detection."""
     history = run.results["history"]
     text = (
         f"{history['clients']} clients, {history['rounds']} rounds, "
@@ -44,7 +44,7 @@ def headline(run: Run) -> str:
 
 
 def synthetic(run: Run) -> str:
-    """Return a warning if a run's data set was made up."""
+    """Return a warning if a run's data set is made up, else an empty text."""
     if not run.results.get("synthetic_data"):
         return ""
     node = run.results["recipe"].get("data")
@@ -123,7 +123,7 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
 
 
 def _failures(run: Run) -> str:
-    """Say which methods the summary is without, and why."""
+    """Return the reasons of the methods that failed, and so are missing in the summary."""
     return "".join(
         f'<p class="warning">{escape(f"{label} failed: {reason}")}</p>'
         for label, reason in run.results.get("failures", {}).items()
@@ -154,7 +154,7 @@ def _metrics(run: Run, styles: Mapping[str, str]) -> str:
 
 
 def _figures(run: Run, styles: Mapping[str, str]) -> str:
-    """Draw TER, ASR and ACP of every model, with a line at train-from-scratch."""
+    """Draw TER, ASR and ACP of every model, with a line at the value of train-from-scratch."""
     reference, poisoned = run.reference, run.results["poisoned"]
     if not run.methods:
         return ""
@@ -208,7 +208,7 @@ def _savings(run: Run, styles: Mapping[str, str]) -> str:
 
 
 def _estimates(run: Run, styles: Mapping[str, str]) -> str:
-    """Draw how far estimates are from exact updates, where that was measured."""
+    """Draw the errors of estimates of the methods for which they were measured."""
     rows, errors, cosines = [], [], []
     for method in reversed(run.methods):
         compared = run.estimate_errors(method["name"])
@@ -218,14 +218,16 @@ def _estimates(run: Run, styles: Mapping[str, str]) -> str:
         rounds: dict[int, list[EstimateError]] = {}
         for row in compared:
             rounds.setdefault(row.round, []).append(row)
-        worst = [(t, max(r.relative_error for r in found)) for t, found in rounds.items()]
-        middle = [(t, statistics.median(r.relative_error for r in f)) for t, f in rounds.items()]
+        worst = [(t, max(r.relative_error for r in group)) for t, group in rounds.items()]
+        middle = [
+            (t, statistics.median(r.relative_error for r in group)) for t, group in rounds.items()
+        ]
         errors += [
             Series(f"{name}, worst client", f"{style} faint", worst),
             Series(f"{name}, median", style, middle),
         ]
-        lowest = [(t, min(r.cosine for r in found)) for t, found in rounds.items()]
-        central = [(t, statistics.median(r.cosine for r in found)) for t, found in rounds.items()]
+        lowest = [(t, min(r.cosine for r in group)) for t, group in rounds.items()]
+        central = [(t, statistics.median(r.cosine for r in group)) for t, group in rounds.items()]
         cosines += [
             Series(f"{name}, worst client", f"{style} faint", lowest),
             Series(f"{name}, median", style, central),
@@ -262,19 +264,19 @@ def _estimates(run: Run, styles: Mapping[str, str]) -> str:
 
 
 def _detection(run: Run) -> str:
-    found = run.detection
-    if found is None:
+    detection = run.detection
+    if detection is None:
         return ""
     text = f"<p>{escape(detection_text(run.results['detection']))}</p>"
-    seen = set(found.get("seen", found["scores"]))
-    truth, flagged = set(found["truth"]) & seen, set(found["malicious"])
-    for what, clients in (
+    seen = set(detection.get("seen", detection["scores"]))
+    truth, flagged = set(detection["truth"]) & seen, set(detection["malicious"])
+    for title, clients in (
         ("Missed (false negatives)", sorted(truth - flagged)),
         ("False alarms (false positives)", sorted(flagged - truth)),
     ):
         names = ", ".join(clients) if clients else "none"
-        text += f"<p>{what}: {escape(names)}.</p>"
-    return text + (score_bars(found) if found["scores"] else "")
+        text += f"<p>{title}: {escape(names)}.</p>"
+    return text + (score_bars(detection) if detection["scores"] else "")
 
 
 def _history(run: Run) -> str:
@@ -322,6 +324,7 @@ def _yaml(run: Run) -> str:
 
 
 def _again(run: Run) -> str:
+    """Return the command that repeats the run."""
     command = ["fedrec", "run", str(run.folder / "recipe.yaml"), f"name={run.name}-again"]
     return f'<pre tabindex="0">{escape(shlex.join(command))}</pre>' + note(
         "With the same versions, execution and seed, the same figures come out. "

@@ -1,4 +1,4 @@
-"""The result table in the terminal."""
+"""Printing results in the terminal, and their figures as text."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from rich.table import Table
 
 from fedrec.recipe.tables import name_of_recorded
 
-__all__ = ["detection_text", "exact_rounds", "fraction", "percent", "print_results"]
+__all__ = ["detection_text", "exact_rounds", "fraction", "percent", "print_line", "print_results"]
 
-# Letters of figures as long as 12.3, 0.123, 100.0-100.0 and 12345.6, with the space between.
+# Width in letters of all columns of figures, which are as long as 12.3, 0.123, 100.0-100.0 and
+# 12345.6, with the space between them.
 _FIGURES = 53
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:
-    """Print what `results.json` holds.
+    """Print the content of `results.json` as tables.
 
     Args:
-        results: Its content.
-        console: Where to.
+        results: Content of `results.json`.
+        console: The console to print to.
     """
     name = str(results["recipe"]["name"])
     title = escape(f"{name} (synthetic data)" if results.get("synthetic_data") else name)
     models = [{"name": name_of_recorded(results), **results["poisoned"]}, *results["methods"]]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    # Names of one word are whole, unless figures would be out of sight: these take so much.
+    # Names are not broken, unless the figures would not fit.
     room = max(console.width - _FIGURES, 20)
     longest = max(len(model["name"]) for model in models)
     table.add_column("Model", overflow="fold", min_width=min(longest, room))
@@ -67,8 +68,13 @@ def _print_metrics(models: Sequence[Mapping[str, Any]], console: Console) -> Non
     console.print(table)
 
 
+def print_line(console: Console, text: str) -> None:
+    """Print a line of text as it is: without markup, colours or line breaks."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def fraction(value: float | None) -> str:
-    """Format a fraction in [0, 1].
+    """Return a fraction in [0, 1] as text.
 
     Examples:
         >>> fraction(0.0517), fraction(None)
@@ -78,7 +84,7 @@ def fraction(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a fraction in percent; the sign stands in a heading or a label.
+    """Return a fraction in percent as text, without the sign, which a heading or label has.
 
     Examples:
         >>> percent(0.8888), percent(None)
@@ -88,7 +94,7 @@ def percent(value: float | None) -> str:
 
 
 def exact_rounds(method: Mapping[str, Any]) -> float:
-    """Return in how many rounds a remaining client was asked, on average.
+    """Return the mean number of rounds in which a remaining client was asked.
 
     Examples:
         >>> exact_rounds({"exact_rounds_by_reason": {"warmup": 20.0, "final": 5.0}})
@@ -98,7 +104,7 @@ def exact_rounds(method: Mapping[str, Any]) -> float:
 
 
 def detection_text(detection: Mapping[str, Any] | None) -> str:
-    """Say in a sentence or two what was detected.
+    """Return a detection in a sentence or two.
 
     Examples:
         >>> detection_text({"malicious": ["a"], "fnr": 0.0, "fpr": 0.5, "round": 40})
@@ -109,8 +115,8 @@ def detection_text(detection: Mapping[str, Any] | None) -> str:
     if detection is None:
         return "No detection."
     if not detection["malicious"]:
-        found = "Nobody was flagged as malicious; recoveries need `recover.exclude`."
+        verdict = "Nobody was flagged as malicious; recoveries need `recover.exclude`."
     else:
         when = "" if detection["round"] is None else f" in round {detection['round']}"
-        found = f"Flagged as malicious{when}: {', '.join(detection['malicious'])}."
-    return f"{found} FNR {fraction(detection['fnr'])}, FPR {fraction(detection['fpr'])}."
+        verdict = f"Flagged as malicious{when}: {', '.join(detection['malicious'])}."
+    return f"{verdict} FNR {fraction(detection['fnr'])}, FPR {fraction(detection['fpr'])}."

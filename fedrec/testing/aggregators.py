@@ -1,4 +1,4 @@
-"""What any aggregation rule has to get right."""
+"""The contract of aggregation rules, as tests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class AggregatorContract(ComponentContract):
 
     base = Aggregator
 
-    #: Clients of a round; as many as the rule needs.
+    #: Clients of a round, at least as many as the rule needs.
     num_clients: int = 10
 
-    #: Whether the rule returns what all clients agree on (norm clipping, say, does not).
+    #: Whether the rule returns an update that all clients send alike (norm clipping does not).
     unanimous: bool = True
 
-    #: Whether the order of the clients makes no difference (with buckets, say, it does).
+    #: Whether the order of the clients makes no difference (with buckets, it does).
     permutation_invariant: bool = True
 
     @abstractmethod
@@ -153,20 +153,20 @@ class AggregatorContract(ComponentContract):
             for f in range(claimed + 1):
                 honest = self.make_updates(m, seed=m + f)
                 benign = honest[f:]
-                for evil in (1e6, -1e6, 1.0 + 1e-3, -benign.max().item()):
+                for entry in (1e6, -1e6, 1.0 + 1e-3, -benign.max().item()):
                     updates = honest.clone()
-                    updates[:f] = evil
+                    updates[:f] = entry
                     result = self.run(updates)
-                    assert (result >= benign.amin(dim=0) - 1e-5).all(), (m, f, evil)
-                    assert (result <= benign.amax(dim=0) + 1e-5).all(), (m, f, evil)
+                    assert (result >= benign.amin(dim=0) - 1e-5).all(), (m, f, entry)
+                    assert (result <= benign.amax(dim=0) + 1e-5).all(), (m, f, entry)
 
     def test_state_carries_its_memory(self) -> None:
         """A rule that takes over another's state goes on as that one would."""
         first, second = (self.make_updates(self.num_clients, seed=seed) for seed in (0, 1))
-        one, other = self.make(), self.make()
-        one(first, None, self.make_context(*first.shape))
-        other.load_state_dict(one.state_dict())
+        rule, successor = self.make(), self.make()
+        rule(first, None, self.make_context(*first.shape))
+        successor.load_state_dict(rule.state_dict())
         assert torch.equal(
-            other(second, None, self.make_context(*second.shape)),
-            one(second, None, self.make_context(*second.shape)),
+            successor(second, None, self.make_context(*second.shape)),
+            rule(second, None, self.make_context(*second.shape)),
         )

@@ -1,4 +1,4 @@
-"""What any attack has to get right."""
+"""The contract of attacks, as tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AttackContract(ComponentContract):
 
     base = Attack
 
-    #: How many times as long `poison_dataset` makes the data.
+    #: Length of poisoned data as a multiple of the client's own data.
     dataset_factor: int = 1
 
     #: Number of classes of `make_dataset`.
@@ -102,7 +102,7 @@ class AttackContract(ComponentContract):
     @pytest.mark.parametrize("phase", ["record", "recover"])
     @pytest.mark.parametrize("malicious", [_MALICIOUS, (0,), tuple(range(_M))])
     def test_leaves_benign_rows_alone(self, malicious: tuple[int, ...], phase: Phase) -> None:
-        """Whoever is benign sends what it computed; malicious clients send something usable."""
+        """Benign clients send what they computed; malicious clients send finite updates."""
         updates, mask = self.make_updates(), self.make_mask(*malicious)
         before = updates.clone()
         crafted = self.make().craft(updates, mask, self.make_context(mask, phase))
@@ -177,7 +177,7 @@ class AttackContract(ComponentContract):
             assert torch.equal(attack.trigger(triggered), triggered)
 
     def test_order_of_clients_does_not_matter(self) -> None:
-        """Whoever comes first, everybody sends the same but for the order of summation."""
+        """In any order of the clients, each sends the same, up to rounding."""
         updates, mask = self.make_updates(), self.make_mask(*_MALICIOUS)
         crafted = self.make().craft(updates, mask, self.make_context(mask))
         order = torch.tensor([5, 6, 0, 3, 1, 7, 4, 2])
@@ -208,7 +208,7 @@ class AttackContract(ComponentContract):
             pytest.skip("`full_knowledge` or `colludes` of the attack is True")
         updates, mask = self.make_updates(), self.make_mask(*_MALICIOUS)
         rows = torch.tensor([_MALICIOUS[1]])
-        one = mask[rows]
-        alone = attack.craft(updates[rows], one, self.make_context(one, rows=rows))
+        single = mask[rows]
+        alone = attack.craft(updates[rows], single, self.make_context(single, rows=rows))
         together = attack.craft(updates, mask, self.make_context(mask))
         assert torch.equal(alone, together[rows])

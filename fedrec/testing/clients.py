@@ -1,4 +1,4 @@
-"""What every client has to do."""
+"""The contract of clients, as tests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ClientContract:
         assert torch.equal(first, self._update(other, other.clients[0]).update)
 
     def test_other_clients_and_rounds_do_not_matter(self) -> None:
-        """What other clients did before, and in other rounds, changes nothing."""
+        """A client's update does not depend on other clients or other rounds."""
         federation = self.make_federation()
         alone = self._update(federation, federation.clients[0]).update.clone()
         for client in reversed(federation.clients):

@@ -1,4 +1,4 @@
-"""What any codec must do."""
+"""The contract of codecs, as tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CodecContract(ABC):
         ...         return Float16Codec()
     """
 
-    #: Whether what was decoded once comes back bit by bit when it is encoded again.
+    #: Whether a decoded vector keeps its bits when it is encoded and decoded again.
     stable: bool = True
     #: Largest relative error (Euclidean) of a vector of normal numbers.
     relative_error: float = 0.0
@@ -33,48 +33,49 @@ class CodecContract(ABC):
         """Return the codec."""
 
     def vectors(self) -> dict[str, NDArray[np.float32]]:
-        """Return vectors of awkward lengths and sizes, the way gradients are and worse."""
+        """Return vectors like gradients, and vectors with awkward lengths or extreme numbers."""
         generator = np.random.default_rng(0)
-        found: dict[str, NDArray[np.float32]] = {}
+        vectors: dict[str, NDArray[np.float32]] = {}
         for d in (1, 2, 63, 64, 65, 1000, 4096, 2**18 + 777):
             vector = generator.standard_normal(d).astype(np.float32)
             vector[generator.random(d) < 0.3] = 0
-            found[f"gradient of {d}"] = vector
+            vectors[f"gradient of {d}"] = vector
         sizes = np.repeat(10.0 ** np.arange(-30, 4), 64)
-        found["1e-30 to 1e3"] = (sizes * generator.standard_normal(sizes.size)).astype(np.float32)
+        wide = sizes * generator.standard_normal(sizes.size)
+        vectors["1e-30 to 1e3"] = wide.astype(np.float32)
         for power in (-30, -8, 3, 30):
-            found[f"all near 1e{power}"] = found["gradient of 1000"] * np.float32(10.0**power)
+            vectors[f"all near 1e{power}"] = vectors["gradient of 1000"] * np.float32(10.0**power)
         info = np.finfo(np.float32)
         largest, smallest = float(info.max), float(info.smallest_subnormal)
-        found["zeros"] = np.zeros(100, np.float32)
-        found["largest"] = np.array([largest, -largest, 0, 1, largest / 3], np.float32)
-        found["smallest"] = np.array([smallest, -smallest, 0, 3 * smallest], np.float32)
-        found["extremes"] = np.array([largest, smallest, -0.0, 1e-38, 1.0], np.float32)
+        vectors["zeros"] = np.zeros(100, np.float32)
+        vectors["largest"] = np.array([largest, -largest, 0, 1, largest / 3], np.float32)
+        vectors["smallest"] = np.array([smallest, -smallest, 0, 3 * smallest], np.float32)
+        vectors["extremes"] = np.array([largest, smallest, -0.0, 1e-38, 1.0], np.float32)
         # Just below, at, and above a power of two, where rounding changes the exponent.
-        found["powers of two"] = np.array([1 - 2**-12, 1 - 2**-13, 1, 1 + 2**-11], np.float32)
-        return found
+        vectors["powers of two"] = np.array([1 - 2**-12, 1 - 2**-13, 1, 1 + 2**-11], np.float32)
+        return vectors
 
     def decoded(self, payload: bytes | memoryview, size: int) -> NDArray[np.float32]:
-        """Decode into a row that held something else, between others that must not change."""
+        """Decode into a row of NaN, between two rows that must not change."""
         rows = np.full((3, size), np.nan, np.float32)
         self.make().decode(memoryview(payload), rows[1])
         assert np.isnan(rows[[0, 2]]).all()
-        found: NDArray[np.float32] = rows[1]
-        return found
+        vector: NDArray[np.float32] = rows[1]
+        return vector
 
     def test_error_is_within_the_bound(self) -> None:
-        """Lossless means bit by bit; else no entry is further off than was stated."""
+        """A lossless codec keeps all bits; with any other, errors stay within the stated bound."""
         codec = self.make()
         for name, vector in self.vectors().items():
             before = vector.copy()
             payload, max_error = codec.encode(vector)
-            found = self.decoded(payload, vector.size)
+            decoded = self.decoded(payload, vector.size)
             assert vector.tobytes() == before.tobytes(), name
-            assert np.isfinite(found).all(), name
+            assert np.isfinite(decoded).all(), name
             if codec.lossless:
                 assert max_error == 0, name
-                assert found.tobytes() == vector.tobytes(), name
-            error = np.abs(found.astype(np.float64) - vector).max()
+                assert decoded.tobytes() == vector.tobytes(), name
+            error = np.abs(decoded.astype(np.float64) - vector).max()
             assert error <= max_error < np.inf, name
 
     def test_relative_error(self) -> None:
@@ -97,7 +98,7 @@ class CodecContract(ABC):
             assert max_error == expected.max_error, name
 
     def test_encoding_again_changes_nothing(self) -> None:
-        """What has been decoded loses nothing more."""
+        """Encoding and decoding a decoded vector changes no bit."""
         if not self.stable:
             pytest.skip("`stable` is False")
         for name, vector in self.vectors().items():
@@ -124,7 +125,7 @@ class CodecContract(ABC):
                 self.decoded(payload, size)
 
     def test_any_bytes_are_a_finite_vector_or_refused(self) -> None:
-        """Bytes that nobody wrote do no harm."""
+        """Arbitrary bytes are refused, or decode to a finite vector."""
         codec, generator = self.make(), np.random.default_rng(0)
         for size in (1, 65, 1000):
             good = np.frombuffer(codec.encode(np.ones(size, np.float32)).payload, np.uint8)

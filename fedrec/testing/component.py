@@ -1,4 +1,4 @@
-"""What any component has to get right, whatever its family."""
+"""The contract of components of every family, as tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ComponentContract"]
 
 
 class ComponentContract(ABC):
-    """Base of the contracts of components: it survives pickling, and its recipe rebuilds it."""
+    """Base of the contracts of components: pickling, and rebuilding from the recipe."""
 
     base: ClassVar[type[Component]] = Component
 

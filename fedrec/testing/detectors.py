@@ -1,4 +1,4 @@
-"""What any detector has to get right."""
+"""The contract of detectors, as tests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LR = 0.1
 class DetectorContract(ComponentContract):
     """Tests for a detector; subclass it in a test module and write `make`.
 
-    The histories are of clients with quadratic losses and noisy gradients; malicious ones send
-    noise of their own. Whether a detector finds them is for its own tests.
+    The histories are of clients with quadratic losses and noisy gradients; malicious clients send
+    noise. Whether a detector finds them is left to the detector's own tests.
 
     Examples:
         >>> from fedrec.detectors import KnownMalicious
@@ -44,7 +44,7 @@ class DetectorContract(ComponentContract):
     #: Fraction of benign clients that may be flagged when nobody is malicious, on average.
     max_false_positive_rate: float = 0.0
 
-    #: Histories that average is taken over.
+    #: Number of histories that this average is taken over.
     num_benign_histories: int = 5
 
     @abstractmethod
@@ -52,10 +52,10 @@ class DetectorContract(ComponentContract):
         """Return a new detector, the same each time."""
 
     def make_records(self, malicious: Sequence[str] = (), seed: int = 0) -> list[RoundRecord]:
-        """Return a recording in which these clients are malicious."""
+        """Return a recording in which the clients of `malicious` are malicious."""
         generator = torch.Generator().manual_seed(seed)
         ids = tuple(f"client-{i:02d}" for i in range(self.num_clients))
-        evil = torch.tensor([c in malicious for c in ids])
+        is_malicious = torch.tensor([c in malicious for c in ids])
         curvature = torch.linspace(0.5, 2.0, _D)
         centres = 0.3 * torch.randn(self.num_clients, _D, generator=generator)
         weights = torch.full((_D,), 3.0)
@@ -63,7 +63,7 @@ class DetectorContract(ComponentContract):
         for t in range(self.num_rounds):
             noise = torch.randn(2, self.num_clients, _D, generator=generator)
             updates = curvature * (weights - centres) + 0.3 * noise[0]
-            updates[evil] = 3.0 * noise[1][evil]
+            updates[is_malicious] = 3.0 * noise[1][is_malicious]
             aggregate = updates.mean(dim=0)
             records.append(
                 RoundRecord(
@@ -82,7 +82,7 @@ class DetectorContract(ComponentContract):
         return records
 
     def watch(self, records: Iterable[RoundRecord], malicious: Sequence[str] = ()) -> Detection:
-        """Let a new detector watch a recording live."""
+        """Return the verdict of a new detector that observes a recording round by round."""
         detector = self.make()
         detector.reset(malicious)
         for record in records:
@@ -90,12 +90,12 @@ class DetectorContract(ComponentContract):
         return detector.result()
 
     @staticmethod
-    def check_same(one: Detection, other: Detection) -> None:
-        """Compare two verdicts; scores may differ by rounding."""
-        assert one.malicious == other.malicious
-        assert one.seen == other.seen
-        assert one.round == other.round
-        assert dict(one.scores) == pytest.approx(dict(other.scores), rel=1e-4, abs=1e-6)
+    def check_same(first: Detection, second: Detection) -> None:
+        """Check that two verdicts are the same; scores may differ by rounding."""
+        assert first.malicious == second.malicious
+        assert first.seen == second.seen
+        assert first.round == second.round
+        assert dict(first.scores) == pytest.approx(dict(second.scores), rel=1e-4, abs=1e-6)
 
     def test_no_verdict_before_the_first_round(self) -> None:
         """Nobody was seen, so nobody is accused."""
@@ -170,7 +170,7 @@ class DetectorContract(ComponentContract):
         self.check_same(self.watch(reused, self.malicious), self.watch(records, self.malicious))
 
     def test_reset_forgets(self) -> None:
-        """A detector is as good as new after a reset."""
+        """After a reset, a detector gives the verdict of a new one."""
         records = self.make_records(self.malicious)
         detector = self.make()
         for record in self.make_records(seed=7):

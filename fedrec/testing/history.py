@@ -1,4 +1,4 @@
-"""What any history store must do."""
+"""The contract of history stores, as tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HistoryStoreContract(ABC):
 
     @abstractmethod
     def make(self, path: Path) -> HistoryStore:
-        """Return a store that keeps what it has, if anything, in the directory `path`."""
+        """Return a store of the directory `path`; a store without files may ignore it."""
 
     def manifest(self, **changes: Any) -> Manifest:
         """Return the manifest of a small recording."""
@@ -87,29 +87,29 @@ class HistoryStoreContract(ABC):
         return dataclasses.replace(record, sent=sent, **rest)
 
     def begun(self, path: Path, num_rounds: int = 0, **changes: Any) -> HistoryStore:
-        """Return a store with a recording of so many rounds."""
+        """Return a store with a recording of `num_rounds` rounds."""
         store = self.make(path)
         store.begin(self.manifest(**changes))
         for t in range(num_rounds):
             store.write_round(self.record(t))
         return store
 
-    def assert_same(self, found: RoundRecord, written: RoundRecord) -> None:
-        """Check that a round is the one that was written."""
-        assert found.round == written.round
-        assert found.client_ids == written.client_ids
-        assert found.cohort == written.cohort
-        assert dict(found.refused) == dict(written.refused)
-        assert found.num_samples.tolist() == written.num_samples.tolist()
-        assert same_bits(found.global_weights, written.global_weights)
-        assert same_bits(found.aggregate, written.aggregate)
-        assert (found.buffers is None) == (written.buffers is None)
-        if found.buffers is not None and written.buffers is not None:
-            assert same_bits(found.buffers, written.buffers)
-        assert found.updates.shape == written.updates.shape
+    def assert_same(self, read: RoundRecord, written: RoundRecord) -> None:
+        """Check that a round that was read is the round that was written."""
+        assert read.round == written.round
+        assert read.client_ids == written.client_ids
+        assert read.cohort == written.cohort
+        assert dict(read.refused) == dict(written.refused)
+        assert read.num_samples.tolist() == written.num_samples.tolist()
+        assert same_bits(read.global_weights, written.global_weights)
+        assert same_bits(read.aggregate, written.aggregate)
+        assert (read.buffers is None) == (written.buffers is None)
+        if read.buffers is not None and written.buffers is not None:
+            assert same_bits(read.buffers, written.buffers)
+        assert read.updates.shape == written.updates.shape
         if self.tolerance == 0:
-            assert same_bits(found.updates, written.updates)
-        for row, update in zip(found.updates, written.updates, strict=True):
+            assert same_bits(read.updates, written.updates)
+        for row, update in zip(read.updates, written.updates, strict=True):
             assert (row - update).abs().max() <= self.tolerance * update.abs().max()
 
     def test_nothing_recorded(self, tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ class HistoryStoreContract(ABC):
         """Rows come in the order asked for; the rest of the round is unchanged."""
         with self.begun(tmp_path / "history", num_rounds=2) as store:
             for rows in ([4, 1, 3], [0], []):
-                wanted = [self.client_ids[k] for k in rows]
-                self.assert_same(store.read_round(1, wanted), self.record(1).select(wanted))
+                clients = [self.client_ids[k] for k in rows]
+                self.assert_same(store.read_round(1, clients), self.record(1).select(clients))
 
     def test_rows_in_any_order(self, tmp_path: Path) -> None:
         """Some of the clients take part, in an order of their own; others are refused."""
@@ -195,31 +195,31 @@ class HistoryStoreContract(ABC):
                 store.read_round(0, [a, c])
 
     def test_what_is_known_without_reading(self, tmp_path: Path) -> None:
-        """Who is present, and how large their stored updates are at most, is known."""
+        """The index has the clients of a round, and bounds of their stored updates."""
         with self.begun(tmp_path / "history", num_rounds=2) as store:
-            found = store.read_round(1)
-            assert store.index(1).present == found.present == tuple(store.index(1).bounds)
-            largest = found.updates.abs().amax(dim=1).tolist()
+            record = store.read_round(1)
+            assert store.index(1).present == record.present == tuple(store.index(1).bounds)
+            largest = record.updates.abs().amax(dim=1).tolist()
             for bound, magnitude in zip(store.index(1).bounds.values(), largest, strict=True):
                 assert magnitude <= bound <= 1.1 * magnitude + 1e-30
             with pytest.raises(RoundNotFoundError):
                 store.index(2)
 
     def test_as_stored(self, tmp_path: Path) -> None:
-        """What reading will give is known before writing."""
+        """`as_stored` returns, before writing, the updates that reading gives."""
         with self.begun(tmp_path / "history") as store:
             expected = store.as_stored(self.record(0).updates)
             store.write_round(self.record(0))
             assert same_bits(expected, store.read_round(0).updates)
 
     def test_cohort_defaults_to_the_clients(self, tmp_path: Path) -> None:
-        """If all who were asked were used, the cohort need not be given."""
+        """Without a cohort, it is the clients of the updates."""
         with self.begun(tmp_path / "history") as store:
             store.write_round(self.record(0, cohort=()))
             self.assert_same(store.read_round(0), self.record(0))
 
     def test_round_without_clients(self, tmp_path: Path) -> None:
-        """A round in which nobody could be used is a round."""
+        """A round whose clients were all refused is stored like any other."""
         written = self.record(
             0,
             client_ids=(),
@@ -235,7 +235,7 @@ class HistoryStoreContract(ABC):
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_buffers(self, tmp_path: Path, dtype: torch.dtype) -> None:
-        """Buffers after the round are kept, in their dtype, where some are averaged, only there."""
+        """Buffers are stored in their dtype; a recording with averaged buffers has to have them."""
         buffers = torch.tensor([1.0, -2.0, 3.5, 0.1], dtype=dtype)
         spec = {
             "mean": {"dtype": str(dtype).removeprefix("torch."), "shape": [3]},
@@ -254,7 +254,7 @@ class HistoryStoreContract(ABC):
             )
 
     def test_awkward_tensors(self, tmp_path: Path) -> None:
-        """Strides and gradients are no part of what is stored."""
+        """Strides and `requires_grad` of tensors make no difference."""
         record = self.record(0)
         awkward = dataclasses.replace(
             record,
@@ -263,9 +263,9 @@ class HistoryStoreContract(ABC):
         )
         with self.begun(tmp_path / "history") as store:
             store.write_round(awkward)
-            found = store.read_round(0)
-        self.assert_same(found, record)
-        assert not found.global_weights.requires_grad
+            read = store.read_round(0)
+        self.assert_same(read, record)
+        assert not read.global_weights.requires_grad
 
     def test_memory_is_not_shared(self, tmp_path: Path) -> None:
         """Changing what was written, or what was read, in place does not change the history."""
@@ -281,10 +281,10 @@ class HistoryStoreContract(ABC):
     def test_what_was_read_survives_close(self, tmp_path: Path) -> None:
         """A round that was read can be used when the store is closed."""
         store = self.begun(tmp_path / "history", num_rounds=1)
-        found = store.read_round(0)
+        read = store.read_round(0)
         store.close()
         store.close()
-        self.assert_same(found, self.record(0))
+        self.assert_same(read, self.record(0))
 
     @pytest.mark.parametrize("t", [0, 1, 3, 40])
     def test_other_than_the_next_round_is_refused(self, tmp_path: Path, t: int) -> None:
@@ -344,7 +344,7 @@ class HistoryStoreContract(ABC):
             self.assert_same(store.read_round(1), self.record(1))
 
     def test_reopen_and_go_on(self, tmp_path: Path) -> None:
-        """A persistent store goes on where the one before it ended."""
+        """A persistent store has all rounds when it is opened again, and takes the next one."""
         with self.begun(tmp_path / "history", num_rounds=3) as store:
             manifest = store.manifest
         with self.make(tmp_path / "history") as store:
@@ -366,7 +366,7 @@ class HistoryStoreContract(ABC):
 
 
 def tensors(record: RoundRecord) -> list[Tensor]:
-    """Return the tensors of a record that have no buffers."""
+    """Return the tensors of a record without buffers."""
     return [record.global_weights, record.updates, record.num_samples, record.aggregate]
 
 

@@ -1,4 +1,4 @@
-"""What any partitioner must do."""
+"""The contract of partitioners, as tests."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class PartitionerContract(ABC):
         return [part.tolist() for part in parts]
 
     def test_every_sample_goes_to_exactly_one_client(self) -> None:
-        """`split` itself returns a permutation of all samples, cut into one part per client."""
+        """`split` returns one part per client; together the parts are all samples, each once."""
         parts = self.make().split(self.labels(), self.num_clients, np.random.default_rng(0))
         assert len(parts) == self.num_clients
         assert sorted(np.concatenate(parts).tolist()) == list(range(self.num_samples))
 
     def test_no_client_is_empty(self) -> None:
-        """Every client gets a sample, if there are plenty."""
+        """Every client gets a sample, if there are enough."""
         assert min(len(part) for part in self.split(self.labels())) > 0
 
     def test_same_seed_same_partition(self) -> None:
@@ -61,7 +61,7 @@ class PartitionerContract(ABC):
         assert self.split(self.labels(), seed=3) == self.split(self.labels(), seed=3)
 
     def test_one_partitioner_used_twice_gives_the_same(self) -> None:
-        """Nothing is remembered from one split to the next."""
+        """A split does not depend on earlier ones."""
         partitioner = self.make()
         a, b = (
             partitioner(self.labels(), self.num_clients, np.random.default_rng(0)) for _ in range(2)
@@ -69,7 +69,7 @@ class PartitionerContract(ABC):
         assert [part.tolist() for part in a] == [part.tolist() for part in b]
 
     def test_global_random_numbers_are_neither_used_nor_changed(self) -> None:
-        """NumPy's global stream stays out of it."""
+        """NumPy's global generator has no influence, and is not moved on."""
         state = np.random.get_state()  # noqa: NPY002 - the global stream is what is tested
         try:
             np.random.seed(1)  # noqa: NPY002
@@ -84,7 +84,7 @@ class PartitionerContract(ABC):
             np.random.set_state(state)  # noqa: NPY002
 
     def test_labels_are_not_changed(self) -> None:
-        """The labels are the caller's."""
+        """The caller's labels are not written to."""
         labels = self.labels()
         labels.setflags(write=False)  # writing to them raises
         self.split(labels)
@@ -97,7 +97,7 @@ class PartitionerContract(ABC):
         assert self.split(labels.astype(np.uint8)) == self.split(labels)
 
     def test_sorted_samples_are_split_completely(self) -> None:
-        """Samples sorted by label are split as completely."""
+        """Samples sorted by label are split completely, too."""
         parts = self.split(np.sort(self.labels()))
         assert sorted(np.concatenate(parts).tolist()) == list(range(self.num_samples))
 

@@ -1,4 +1,4 @@
-"""Small federations, whose updates can be computed by hand or are counted, for tests."""
+"""Small federations for tests, whose updates can be computed by hand or are counted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VectorModule(pl.LightningModule):
 
 
 class QuadraticClient(Client):
-    r"""Its loss is $\frac12 (w - c)^\top A (w - c)$, so its update is $A (w - c)$.
+    r"""A client with loss $\frac12 (w - c)^\top A (w - c)$, and so the update $A (w - c)$.
 
     Args:
         client_id: Unique name.
@@ -59,7 +59,7 @@ class QuadraticClient(Client):
         self.rounds_asked: list[int] = []
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
-        """Return the gradient, and remember that it was asked for."""
+        """Return the gradient, and note the round in `rounds_asked`."""
         self.rounds_asked.append(ctx.round)
         update = self.hessian @ (global_weights - self.centre)
         return ClientUpdate(update=update, num_samples=self.num_samples)
@@ -76,8 +76,8 @@ def quadratic_federation(
     Args:
         num_clients: $n$.
         size: $d$.
-        num_malicious: How many of them are malicious.
-        seed: Decides Hessians and centres.
+        num_malicious: Number of malicious clients.
+        seed: Seed of Hessians and centres.
         **kwargs: Further arguments of `Federation`.
     """
     generator = np.random.default_rng(seed)
@@ -99,20 +99,20 @@ def quadratic_federation(
 
 
 class CountingClient(LightningClient):
-    """A LightningClient that remembers in which rounds it was asked."""
+    """A LightningClient that notes the rounds in which it was asked, in `rounds_asked`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rounds_asked: list[int] = []
 
     def with_dataset(self, dataset: Dataset[Any]) -> Self:
-        """Return the same client with other data, which counts for itself."""
+        """Return a copy of the client with other data, and with a list of rounds of its own."""
         client = super().with_dataset(dataset)
         client.rounds_asked = []
         return client
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:
-        """Train, and remember that it was asked for."""
+        """Train, and note the round in `rounds_asked`."""
         self.rounds_asked.append(ctx.round)
         return super().local_update(global_weights, ctx)
 
@@ -126,8 +126,8 @@ def classifying_federation(
 
     Args:
         num_clients: $n$.
-        num_malicious: How many of them are malicious.
-        seed: Decides data and initial weights.
+        num_malicious: Number of malicious clients.
+        seed: Seed of data and initial weights.
         **kwargs: Further arguments of `Federation`.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What every recoverer has to do."""
+"""The contract of recoverers, as tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUNDS = 12
 
 
 class _StopAfter(Callback):
-    """Behaves as if the user had pressed Ctrl-C at the end of a round."""
+    """Interrupts a run at the end of its `count`-th round, as Ctrl-C does."""
 
     def __init__(self, *, count: int) -> None:
         self.count = count
@@ -56,14 +56,14 @@ class RecovererContract:
         raise TypeError(f"{type(self).__name__} has to define make")
 
     def make_exact(self) -> Recoverer | None:
-        """Return one that asks for exact updates in every round, or `None` if it never does."""
+        """Return a recoverer that asks all clients in every round; `None` if it never does so."""
         return None
 
     def make_federation(self) -> Federation:
-        """Return five clients, one of them malicious, which remember when they were asked.
+        """Return five clients, one of them malicious, that note when they are asked.
 
-        `fedrec.testing.problems.classifying_federation` has LightningClients, and data at the
-        server.
+        For a method that needs LightningClients, or data at the server, return
+        `fedrec.testing.problems.classifying_federation()`.
         """
         return quadratic_federation()
 
@@ -103,7 +103,7 @@ class RecovererContract:
         assert torch.equal(first, self.recover(self.make())[1].global_weights)
 
     def test_excluded_clients_are_never_asked(self) -> None:
-        """Unless the method declares `needs_excluded_client`."""
+        """Excluded clients are not asked, unless the method declares `needs_excluded_client`."""
         recoverer = self.make()
         if recoverer.needs_excluded_client:
             pytest.skip("`needs_excluded_client` of the recoverer is True")
@@ -142,7 +142,7 @@ class RecovererContract:
         assert torch.equal(self.recover(recoverer)[1].global_weights, scratch)
 
     def test_resumed_is_uninterrupted(self) -> None:
-        """A recovery that was interrupted and resumed gives the same bits, and starts over not."""
+        """A resumed recovery gives the same bits, and goes on from its checkpoint."""
         whole = self.recover(self.make())
         federation, history, _ = self.record()
         with tempfile.TemporaryDirectory() as name:
@@ -159,7 +159,7 @@ class RecovererContract:
         assert resumed.ledger is not None
         assert whole[1].ledger is not None
         assert resumed.ledger.entries == whole[1].ledger.entries
-        # The round it stopped in was not checkpointed yet, so it alone is done twice.
+        # Only the round that was interrupted had no checkpoint yet, and is done twice.
         assert stop.round >= 0
         again = sum(e.round == stop.round for e in resumed.ledger.entries)
         assert sum(_asked(federation).values()) == sum(_asked(whole[0]).values()) + again

@@ -114,7 +114,7 @@ def _damage(path: Path) -> None:
     """Flip a bit in the update of a client in round 1."""
     store = LMDBHistory(path)
     with store._snapshot() as snapshot:
-        cursor = snapshot._environment.cursor(snapshot._txn, "updates")
+        cursor = snapshot.environment.cursor(snapshot.txn, "updates")
         assert cursor.set_key((1).to_bytes(4, "big") + (2).to_bytes(4, "big"))
         value = bytes(cursor.value())
     store.close()

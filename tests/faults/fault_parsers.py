@@ -14,9 +14,9 @@ from fault_stores import D, Facts, arrays, fork, manifest
 
 from fedrec.exceptions import FedrecError
 from fedrec.history.codecs import CODECS
-from fedrec.history.lmdb.encoding import encode, round_entry, values_of
-from fedrec.history.lmdb.entries import read_entry
+from fedrec.history.lmdb.entries import make_entry, read_entry
 from fedrec.history.lmdb.records import FLOAT32, MANIFEST, ROUND, StoredManifest, canonical
+from fedrec.history.lmdb.writing import pack_vector, vectors_of
 
 _FILE_BYTES = 10**6
 _MOST_MEMORY = 300  # MB
@@ -49,16 +49,17 @@ def _read_vector(recording: StoredManifest, t: int, index: int, codec: str, reco
 def records(codec: str) -> list[tuple[Place, bytes, StoredManifest, Callable[[bytes], None]]]:
     """Return records of a history of one round, and what reads each of them."""
     recording = StoredManifest("x", manifest(codec))
-    values = values_of(arrays(0), recording)
-    stored = {value.client_index: encode(recording, 0, value) for value in values}
-    entry = canonical(round_entry(arrays(0), recording, "0" * 64, stored))
+    vectors = vectors_of(arrays(0), recording)
+    packed = {vector.client_index: pack_vector(recording, 0, vector) for vector in vectors}
+    summaries = {index: summary for index, (_, summary) in packed.items()}
+    entry = canonical(make_entry(arrays(0), recording, "0" * 64, summaries))
     found = [
         (
-            Place(value.database, 0, value.client_index, 0, 0),
-            stored[value.client_index].data,
-            partial(_read_vector, recording, 0, value.client_index, value.codec.name),
+            Place(vector.database, 0, vector.client_index, 0, 0),
+            packed[vector.client_index][0],
+            partial(_read_vector, recording, 0, vector.client_index, vector.codec.name),
         )
-        for value in (values[0], values[-1])
+        for vector in (vectors[0], vectors[-1])
     ]
     as_record = recording.pack(0, ROUND, entry)[0]
     found.append((Place("rounds", 0, ROUND, 0, 0), as_record, partial(_read_entry, recording, 0)))

@@ -18,8 +18,12 @@ from torch.utils.data import Dataset, TensorDataset
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg
 from fedrec.callbacks import Callback
-from fedrec.clients.held_generators import held_generators
-from fedrec.clients.local import generators_restored, random_numbers, seed_generators
+from fedrec.clients.generators import (
+    generators_restored,
+    held_generators,
+    random_numbers,
+    seed_generators,
+)
 from fedrec.exceptions import ConfigurationError
 from fedrec.history import MemoryHistory
 from fedrec.parameters import ParameterVector

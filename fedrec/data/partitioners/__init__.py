@@ -1,4 +1,4 @@
-"""Partitioners: which client holds which sample."""
+"""Partitioners: ways to split samples over clients."""
 
 from fedrec.data.partitioners.base import Partitioner
 from fedrec.data.partitioners.by_user import ByUser

@@ -21,9 +21,9 @@ T = TypeVar("T")
 class Partitioner(Component, ABC):
     r"""Splits a data set over clients.
 
-    Calling the partitioner checks its input, calls `split`, the one method to write, and checks
-    that every sample went to exactly one client and that no client is left without a sample
-    (`min_samples`, which a partitioner may make an argument: 0 allows empty clients).
+    A subclass writes `split`. Calling the partitioner checks its input, calls `split`, and checks
+    that every sample went to exactly one client and that every client has `min_samples` or more.
+    (A partitioner may make `min_samples` an argument; 0 allows empty clients.)
 
     Shape:
         - `labels`: $(N,)$, integers.
@@ -50,7 +50,7 @@ class Partitioner(Component, ABC):
     #: Whether the split depends on labels; if not, data without classes can be split, too.
     needs_labels: bool = True
 
-    #: How often `redraw` draws.
+    #: How often `redraw` draws at most.
     max_tries: int = 100
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Partitioner(Component, ABC):
     def __call__(
         self, labels: NDArray[np.integer[Any]], num_clients: int, generator: np.random.Generator
     ) -> list[NDArray[np.int64]]:
-        """Check the input, split, check the output; the indices of a client come sorted."""
+        """Return the checked parts of `split`, with the indices of each client sorted."""
         num_clients = check_int("num_clients", num_clients, minimum=1)
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise ShapeError(
@@ -116,11 +116,11 @@ class Partitioner(Component, ABC):
         """Draw until every client has `min_samples`, but `max_tries` times at most.
 
         Args:
-            draw: Draws a partition, in whatever form.
-            sizes: Returns how many samples each client has in it, shape $(n,)$.
+            draw: Draws a partition, in any form.
+            sizes: Returns the number of samples of each client in a drawn partition, shape $(n,)$.
 
         Raises:
-            ConfigurationError: If no draw is good enough.
+            ConfigurationError: If some client has fewer than `min_samples` in every draw.
         """
         fewest = -1
         for _ in range(self.max_tries):

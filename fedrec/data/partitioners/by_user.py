@@ -17,16 +17,16 @@ __all__ = ["ByUser"]
 
 
 class ByUser(Partitioner):
-    """The samples of a user stay together.
+    """Keeps the samples of every user together.
 
-    With as many clients as users, clients are the users in the natural order of their ids: numbers
-    inside of texts count as numbers, so that `user9` comes before `user10`. With fewer, users are
-    dealt out at random, so that every client stands for a group of them whose number differs by at
-    most one.
+    With as many clients as users, every user is a client, in the natural order of their ids:
+    numbers inside texts count as numbers, so that `user9` comes before `user10`. With fewer
+    clients, users are dealt out at random; the numbers of users of two clients differ by at most
+    one.
 
     Args:
         users: The user of every sample, in the order of the training data: numbers or texts; or the
-            path of a text file with one a line.
+            path of a text file with one user a line.
 
     Raises:
         ConfigurationError: If `users` is neither, the file cannot be read, or, when splitting,
@@ -89,15 +89,16 @@ class ByUser(Partitioner):
 
 
 def _ranks(users: Sequence[int | str]) -> tuple[list[int | str], NDArray[np.int64]]:
-    """Return the different users in their order, and the position there of every sample's."""
+    """Return the distinct users in natural order, and for every sample the position of its user."""
     ids = sorted(set(users), key=lambda u: (u,) if isinstance(u, int) else _natural(u))
     rank = {user: i for i, user in enumerate(ids)}
     return ids, np.array([rank[user] for user in users], dtype=np.int64)
 
 
 def _natural(user: str) -> tuple[Any, ...]:
-    # Pieces alternate between text and digits, so that like is compared with like; a number is its
-    # length and its digits. The whole text decides between `7` and `07`.
+    """Return a sort key for natural order."""
+    # Texts and digits alternate, so that text is compared with text and numbers with numbers. A
+    # number is compared by its length, then by its digits; the whole text decides between 7 and 07.
     pieces = re.split(r"([0-9]+)", user)
     numbers = [piece.lstrip("0") for piece in pieces[1::2]]
     pairs = zip(pieces[::2], [*((len(n), n) for n in numbers), (0, "")], strict=True)

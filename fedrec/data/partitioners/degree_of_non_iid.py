@@ -1,4 +1,4 @@
-"""Fang's partition by degree of non-iid."""
+"""The partition by degree of non-iid of Fang et al."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DegreeOfNonIID(Partitioner):
             )
         group = own_group
         if num_groups > 1:
-            # A shift of 1..L-1 reaches each of the other groups with the same probability.
+            # A random shift of 1..L-1 gives each other group the same probability.
             shift = generator.integers(1, num_groups, size=len(labels))
             elsewhere = generator.random(len(labels)) >= self.q
             group = np.where(elsewhere, (own_group + shift) % num_groups, own_group)

@@ -1,4 +1,4 @@
-"""Partitions with labels in proportions drawn from a Dirichlet distribution."""
+"""Partitions with label proportions that are drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrec._checks import check_bool, check_float, check_int
+from fedrec.data.draw import draw_counts
 from fedrec.data.partitioners.base import Partitioner
 
 __all__ = ["Dirichlet"]
@@ -21,13 +22,13 @@ class Dirichlet(Partitioner):
 
     - `balanced=False`: the samples of every label are distributed over the $n$ clients in
       proportions drawn from $\mathrm{Dir}_n(\alpha, \dots, \alpha)$, so clients differ in size, too
-      (Yurochkin et al.). Drawn again until every client has `min_samples`, `max_tries` times at
-      most.
+      (Yurochkin et al.). The proportions are drawn again until every client has `min_samples`, but
+      `max_tries` times at most.
     - `balanced=True`: clients are of equal size (to one sample), and client $i$ draws its samples
-      without replacement with label probabilities $q_i \sim \mathrm{Dir}(\alpha p)$, $p$ being the
-      frequencies of the labels (Hsu et al.). Once the samples of a label are used up, the other
-      probabilities are scaled to sum to one; the last clients get what is left. As $p$ sums to one,
-      the same `alpha` is more extreme here, by a factor of the number of labels.
+      without replacement with label probabilities $q_i \sim \mathrm{Dir}(\alpha p)$, where $p$ are
+      the frequencies of the labels (Hsu et al.). Once the samples of a label are used up, the other
+      probabilities are scaled to sum to one; the last clients get the samples that are left. As $p$
+      sums to one, the same `alpha` is more extreme here, by a factor of the number of labels.
 
     Args:
         alpha: Concentration, above 0. Large is close to iid.
@@ -71,7 +72,7 @@ class Dirichlet(Partitioner):
     def split(
         self, labels: NDArray[np.integer[Any]], num_clients: int, generator: np.random.Generator
     ) -> Sequence[NDArray[np.integer[Any]]]:
-        """Draw how many samples of each label each client gets, then which."""
+        """Draw each client's number of samples of each label, then the samples."""
         sizes = np.unique(labels, return_counts=True)[1]
         if self.balanced:
             counts = self._of_equal_size(sizes, num_clients, generator)
@@ -79,7 +80,8 @@ class Dirichlet(Partitioner):
             counts = self.redraw(
                 lambda: self._by_label(sizes, num_clients, generator), lambda c: c.sum(axis=1)
             )
-        # Samples by label, in random order within; row l of `counts` cuts those of label l.
+        # Samples sorted by label, in random order within a label. Column l of `counts` says how
+        # many samples of label l each client gets.
         order = generator.permutation(len(labels))
         order = order[np.argsort(labels[order], kind="stable")]
         client = np.concatenate(
@@ -102,14 +104,9 @@ class Dirichlet(Partitioner):
         total = int(sizes.sum())
         left = sizes.copy()
         counts = np.zeros((num_clients, len(sizes)), dtype=np.int64)
-        wanted = generator.dirichlet(self.alpha * sizes / total, size=num_clients)
+        probabilities = generator.dirichlet(self.alpha * sizes / total, size=num_clients)
         for i in range(num_clients):
-            missing = total // num_clients + (i < total % num_clients)
-            while missing:  # every turn fills the client or uses up a label
-                q = np.where(left > 0, wanted[i], 0.0)
-                q = q / q.sum() if q.sum() > 0 else left / left.sum()
-                taken = np.minimum(generator.multinomial(missing, q), left)
-                counts[i] += taken
-                left -= taken
-                missing -= int(taken.sum())
+            num_samples = total // num_clients + (i < total % num_clients)
+            counts[i] = draw_counts(num_samples, probabilities[i], left, generator)
+            left -= counts[i]
         return counts

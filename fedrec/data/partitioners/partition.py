@@ -1,4 +1,4 @@
-"""A partition, and its picture."""
+"""The samples of every client, and a picture of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INK, _BLUE = "#333", "#1f5fa8"
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who holds what.
+    """The samples of every client.
 
     Args:
         client_ids: The $n$ clients.
@@ -50,22 +50,22 @@ class Partition:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """How many samples of each label each client holds, shape $(n, L)$."""
+        """Number of samples of each label that each client holds, shape $(n, L)$."""
         index = np.searchsorted(self.classes, self.labels)
         size = len(self.classes)
         return np.array([np.bincount(index[part], minlength=size) for part in self.parts])
 
     def plot(self, path: str | Path | None = None) -> str:
-        """Draw the clients side by side: how many samples each holds, and of which labels.
+        """Draw the clients side by side, with their numbers of samples and their labels.
 
-        Bars are numbers of samples; the darker a cell, the larger that label's share of the
-        client's samples. Cells say their numbers when pointed at.
+        Bars are numbers of samples. The darker a cell, the larger the label's share of the client's
+        samples. Pointing at a cell shows its numbers.
 
         Args:
             path: File to write the picture to; its name should end in `.svg`.
 
         Returns:
-            The picture: SVG that needs nothing else. Notebooks show a partition as its picture.
+            The picture as SVG. Notebooks show a partition as its picture.
         """
         picture = _draw(self)
         if path is not None:
@@ -79,7 +79,7 @@ class Partition:
 def _draw(partition: Partition) -> str:
     counts, sizes = partition.counts, partition.counts.sum(axis=1)
     n, num_labels = counts.shape
-    # No cell so large that a few clients fill the page, none so small that it cannot be seen.
+    # Cells are limited in size: few clients must not fill the page, many must remain visible.
     width = min(max(n * 28.0, 300.0), 900.0) if n < 300 else 3.0 * n
     height = num_labels * min(max(240.0 / num_labels, 6.0), 28.0)
     cell, row = width / n, height / num_labels
@@ -113,11 +113,11 @@ def _draw(partition: Partition) -> str:
             f'height="{bar:.1f}" fill="#8a8a8a"><title>{escape(client_id)}: {size}</title></rect>'
         )
         for j in np.flatnonzero(counts[i]).tolist():
-            said = f"{client_id}, label {partition.classes[j]}: {counts[i, j]} of {size}"
+            tip = f"{client_id}, label {partition.classes[j]}: {counts[i, j]} of {size}"
             shapes.append(
                 f'<rect x="{x:.2f}" y="{top + row * j:.1f}" width="{thick:.2f}" '
                 f'height="{row * 0.9:.1f}" fill-opacity="{_shade(counts[i, j] / size):.3f}">'
-                f"<title>{escape(said)}</title></rect>"
+                f"<title>{escape(tip)}</title></rect>"
             )
         if i % step == 0:
             shapes.append(text(x + thick / 2, top + height + 16, str(i)))
@@ -135,12 +135,12 @@ def _draw(partition: Partition) -> str:
 
 
 def _shade(share: float) -> float:
-    """Make small shares visible: they matter as much as the differences between large ones."""
+    """Return the opacity of a share; small shares are visible, too."""
     return 0.06 + 0.94 * math.pow(share, 0.6)
 
 
 def _key(right: float, y: float) -> str:
-    """Draw what the shades mean, right-aligned."""
+    """Draw the legend of the shades, right-aligned."""
     shares = (0.05, 0.25, 0.5, 1.0)
     left = right - 44 * len(shares)
     pieces = [f'<text x="{left - 8:.1f}" y="{y + 10:.1f}" text-anchor="end">label\'s share</text>']

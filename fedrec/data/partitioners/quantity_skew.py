@@ -15,13 +15,13 @@ __all__ = ["QuantitySkew"]
 
 
 class QuantitySkew(Partitioner):
-    r"""Clients differ in how many samples they hold, not in which.
+    r"""Clients differ in their number of samples, not in their labels.
 
-    The shares of the $n$ clients are drawn from $\mathrm{Dir}_n(\alpha, \dots, \alpha)$
-    (`law="dirichlet"`; small `alpha`: few clients hold most), or are proportional to
-    $r^{-\alpha}$, $r = 1, \dots, n$ being a client's rank, which is random (`law="power"`; large
-    `alpha`: few clients hold most). Sizes are the shares of all samples, rounded so that
-    they add up; the samples are shuffled.
+    With `law="dirichlet"`, the shares of the $n$ clients are drawn from
+    $\mathrm{Dir}_n(\alpha, \dots, \alpha)$: with a small `alpha`, few clients hold most samples.
+    With `law="power"`, they are proportional to $r^{-\alpha}$ for random ranks $r = 1, \dots, n$ of
+    the clients: with a large `alpha`, few clients hold most samples. Sizes are the shares of all
+    samples, rounded so that they add up; the samples are shuffled.
 
     Args:
         law: `"dirichlet"` or `"power"`.
@@ -80,7 +80,7 @@ def _rounded(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     """Round shares of a total to integers that add up to it, by largest remainder."""
     sizes = np.floor(shares * total).astype(np.int64)
     remainders = sizes - shares * total
-    # Shares are rounded themselves, so that what is left may be off by one either way.
+    # The shares have rounding errors, so the sum may still be off by one: the largest takes it.
     for i in np.argsort(remainders, kind="stable")[: max(total - int(sizes.sum()), 0)]:
         sizes[i] += 1
     sizes[np.argmax(sizes)] += total - int(sizes.sum())

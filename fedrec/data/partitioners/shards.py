@@ -1,4 +1,4 @@
-"""The pathological partition into shards."""
+"""The partition into shards of samples that are sorted by label."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["Shards"]
 class Shards(Partitioner):
     r"""Every client holds a few shards of the samples sorted by label, so only a few labels.
 
-    The samples are sorted by label, cut into $n$ times `shards_per_client` shards of equal size (to
-    one sample), and every client gets `shards_per_client` of them at random.
+    The samples are sorted by label and cut into $n$ times `shards_per_client` shards of equal size
+    (to one sample). Every client gets `shards_per_client` shards at random.
 
     Args:
         shards_per_client: Shards a client gets, at least 1.

@@ -12,11 +12,11 @@ __all__ = ["Codec", "Encoded"]
 
 
 class Encoded(NamedTuple):
-    """What became of a vector.
+    """A vector as bytes.
 
     Attributes:
         payload: Its bytes; they may share its memory.
-        max_error: No entry will come back further than this from what it was; 0 means exact.
+        max_error: The most by which an entry that comes back may differ; 0 means exact.
     """
 
     payload: bytes | memoryview
@@ -49,7 +49,7 @@ class Codec(ABC):
         """
 
     def encode_known(self, vector: NDArray[np.float32], largest: float) -> Encoded:
-        """Do what `encode` does; for codecs that need the largest magnitude, which is known here.
+        """Do what `encode` does, given the largest magnitude, for codecs that need it.
 
         Shape:
             - `vector`: $(d,)$.

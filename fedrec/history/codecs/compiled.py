@@ -24,6 +24,6 @@ def _load() -> ModuleType | None:
     try:
         module = importlib.import_module("fedrec.history.codecs._numba_codecs")
         module._compiled()
-    except Exception:  # noqa: BLE001  # whatever a compiler may raise; one can live without it
+    except Exception:  # noqa: BLE001  # a compiler may raise anything; NumPy does the same
         return None
     return module

@@ -1,4 +1,4 @@
-"""zstd and lz4: loaded when they are needed, and not trusted with how much comes out."""
+"""zstd and lz4: loaded when needed; how many bytes may come out is checked before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def zstd_compress(data: bytes | memoryview) -> bytes:
     """Return one zstd frame."""
     import zstandard
 
-    # Its own every time: none may serve two threads at once, and making one is cheap.
+    # A new compressor every time: two threads must not share one, and making one is cheap.
     return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
 
 
@@ -25,7 +25,7 @@ def zstd_decompress(payload: memoryview, size: int) -> bytes:
     import zstandard
 
     try:
-        # What a frame claims to hold is taken as memory before it is found wrong.
+        # Memory is taken for as many bytes as a frame claims: compare that first.
         claimed = zstandard.frame_content_size(payload)
         if claimed != size:
             raise ValueError(f"a zstd frame of {claimed} bytes cannot hold {size}")

@@ -1,4 +1,4 @@
-"""Half the bytes."""
+"""The codec `float16`: half the bytes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Float16Codec(Codec):
             bits = values.view(np.int32)
             bits[:] = halves[piece]  # the sign fills the upper half
             bits <<= 13
-            bits &= -0x70000001  # and is wanted in the first bit alone
+            bits &= -0x70000001  # and stays in the first bit alone
             values *= np.float32(2.0**_REBIAS)
             with np.errstate(over="ignore"):
                 values *= np.float32(scale)

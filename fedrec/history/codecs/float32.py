@@ -1,4 +1,4 @@
-"""Float32, as it is."""
+"""The codec `float32`: numbers as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quarter of the bytes."""
+"""The codec `int8`: a quarter of the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sixth of the bytes."""
+"""The codec `int8+zstd`: a sixth of the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lossless, with lz4."""
+"""The codec `lz4`: lossless, fast."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MOST_THREADS = 8
-_BYTES_A_THREAD = 2**20  # less is done before a thread has started
+_BYTES_A_THREAD = 2**20  # fewer are done before a thread has started
 
 
 def map_rows(function: Callable[[T], R], rows: Sequence[T], num_bytes: int) -> list[R]:
     """Call a function for every row, on several threads if it pays.
 
-    The threads end with the call, so that a fork finds none. What comes out does not depend on
-    their number.
+    The threads end with the call, so that a fork inherits none. Results do not depend on their
+    number.
 
     Args:
         function: What to do; NumPy, zstd, lz4 and xxhash let other threads run meanwhile.
@@ -29,7 +29,7 @@ def map_rows(function: Callable[[T], R], rows: Sequence[T], num_bytes: int) -> l
         num_bytes: How much there is to do in all.
 
     Returns:
-        Its results, in the order of the rows.
+        The results, in the order of the rows.
     """
     num_threads = _num_threads(len(rows), num_bytes)
     if num_threads < 2:
@@ -47,7 +47,7 @@ def map_rows(function: Callable[[T], R], rows: Sequence[T], num_bytes: int) -> l
 def stream_rows(
     function: Callable[[T], R], rows: Sequence[T], num_bytes: int
 ) -> Generator[R, None, None]:
-    """Call a function for every row as `map_rows` does, a few rows ahead of who takes the results.
+    """Call a function for every row as `map_rows` does, a few rows ahead of the caller.
 
     No more results wait than there are threads, and their memory is soon used again: fresh memory
     for all of them would have to be mapped and cleared, which takes longer than copying.

@@ -1,4 +1,4 @@
-"""What the codecs that scale share."""
+"""Helpers of the codecs that store scales."""
 
 from __future__ import annotations
 

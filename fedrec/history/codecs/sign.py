@@ -1,4 +1,4 @@
-"""Hardly any bytes."""
+"""The codec `sign`: a thirtieth of the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lossless, with zstd."""
+"""The codec `zstd`: lossless, smaller."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""The history on disk, without torch: files, records, reading, writing, encryption."""
+"""The history on disk, without torch. What the words mean is said in `records`.
+
+`history` is the store, over `reading` and `writing`; both go through `entries` and `records` to the
+LMDB `environment`.
+"""

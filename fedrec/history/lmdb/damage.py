@@ -1,4 +1,4 @@
-"""What of a history is not as it was written."""
+"""Damage: a part of a history that is not as it was written."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Damage", "DamagedRecordError"]
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """One thing in a history that is not as it was written.
+    """A part of a history that is not as it was written.
 
     Args:
-        part: What it is: a client, the global weights, the aggregate, the buffers, the round
+        part: Which part: a client, the global weights, the aggregate, the buffers, the round
             record, or the file.
         reason: What is wrong with it.
         round: Round it belongs to, or `None` if it is of the history as a whole.

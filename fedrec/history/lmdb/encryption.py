@@ -1,8 +1,9 @@
 """Encryption at rest: a master key from outside, and the data keys it wraps.
 
-Every value has AES-256-GCM of its own, under the data key of the client it comes from, or under the
-shared one. Data keys are random and lie, encrypted by the master key, in a file beside the
-data. Without its data key a client's updates are noise, wherever copies of them are.
+Every payload is encrypted by itself (AES-256-GCM): with the data key of the client whose update it
+is, or with the shared data key. Data keys are random. They lie, encrypted by the master key, in a
+file beside the data. Without its data key a client's updates are noise, wherever copies of them
+are.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _HOW = (
 
 
 class TamperedError(ValueError):
-    """What lies on disk was not made with this key, for this place."""
+    """A sealed payload was not made with this key, for this place."""
 
 
 class Keys:
-    """The data keys of a history: one of each client, and one of all that is no client's.
+    """The data keys of a history: one for each client, and one for all that is no client's.
 
     Args:
         history: How errors name the history.
@@ -102,7 +103,7 @@ class Keys:
         Args:
             name: Client it comes from, or `None`.
             payload: What to encrypt.
-            bound: What it is bound to: only with the same bytes can it be opened again.
+            bound: Bytes it is bound to: only with the same bytes can it be opened again.
 
         Raises:
             ForgottenError: If the client's key was destroyed.
@@ -120,10 +121,10 @@ class Keys:
 
     def _cipher(self, name: str | None) -> AESGCM:
         with self._mutex:
-            found = self._ciphers.get(name)
-            if found is None:
-                found = self._ciphers[name] = self._unwrap(name)
-            return found
+            cipher = self._ciphers.get(name)
+            if cipher is None:
+                cipher = self._ciphers[name] = self._unwrap(name)
+            return cipher
 
     def _unwrap(self, name: str | None) -> AESGCM:
         wrapped = self._wrapped.get(name)
@@ -150,21 +151,21 @@ class Keys:
 def destroy(history: str, directory: Path, client_ids: Collection[str]) -> tuple[str, ...]:
     """Destroy the data keys of clients; the master key is not needed for it.
 
-    The old file is overwritten before it is let go. On drives that write elsewhere what is written
-    again, its blocks may outlive that; they are of use only together with the master key.
+    The old file is overwritten before it is let go. A drive may write to other blocks instead and
+    keep the old ones; they are of use only together with the master key.
 
     Returns:
         The clients whose keys were there.
     """
     wrapped = _read(history, directory)
-    found = tuple(c for c in client_ids if wrapped.get(c) is not None)
-    if found:
+    destroyed = tuple(c for c in client_ids if wrapped.get(c) is not None)
+    if destroyed:
         with (directory / KEYS).open("r+b") as old:
-            _write(directory, {**wrapped, **dict.fromkeys(found)})
+            _write(directory, {**wrapped, **dict.fromkeys(destroyed)})
             old.write(bytes(os.fstat(old.fileno()).st_size))
             old.flush()
             os.fsync(old.fileno())
-    return found
+    return destroyed
 
 
 def new_key(path: str | os.PathLike[str]) -> None:
@@ -278,8 +279,8 @@ def _cipher(key: bytes) -> AESGCM:
 
 
 def _seal(cipher: AESGCM, payload: bytes | memoryview, bound: bytes) -> bytes:
-    # Random nonces of 96 bits: fewer than 2**32 values a key keep repeats out of the question, and
-    # a client has one value a round.
+    # Nonces are 96 random bits: with fewer than 2**32 payloads a key, no two will be the same. A
+    # client has one payload a round.
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + cipher.encrypt(nonce, payload, bound)
 

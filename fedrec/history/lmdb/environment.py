@@ -69,7 +69,7 @@ class Environment:
         size = self._data.stat().st_size
         if size < _SMALLEST_FILE:  # LMDB would take an empty file for a new one
             raise self._truncated(size, _SMALLEST_FILE)
-        # All who have the file open share this lock; who puts another in its place has it alone.
+        # All that have the file open share this lock; who replaces the file has it alone.
         self._use = os.open(directory, os.O_RDONLY)
         try:
             self._lock(fcntl.LOCK_SH, "being compacted or repaired")
@@ -79,7 +79,7 @@ class Environment:
             raise
         try:
             self._page_bytes = self._env.stat()["psize"]
-            self._check_size()
+            self.num_bytes()  # raises if the file was cut
             require_sound_pages(self._env, self._data, self._page_bytes)
             self._env.reader_check()
             # For a moment this waits for a process that is just committing a round: handles that
@@ -122,7 +122,7 @@ class Environment:
     def acquire(cls, directory: Path, map_size: int | None, *, sync: bool = True) -> Environment:
         """Return this process's environment of a directory, opening it if need be.
 
-        One that is open syncs, or does not, as it was opened.
+        If it is open already, it syncs or not as it was opened.
 
         Raises:
             HistoryFormatError: If there is none on disk.
@@ -135,14 +135,14 @@ class Environment:
                     f"Nothing has been recorded in `{directory}`. HINT: check the path."
                 ) from error
             identity = (status.st_dev, status.st_ino)
-            found = cls._shared.get(identity)
-            if found is not None and found.pid != os.getpid():
-                found._close()  # inherited by a fork; LMDB must not use it here
-                found = None
-            if found is None:
-                found = cls._shared[identity] = cls(directory, map_size, sync)
-            found._users += 1
-            return found
+            shared = cls._shared.get(identity)
+            if shared is not None and shared.pid != os.getpid():
+                shared._close()  # inherited by a fork; LMDB must not use it here
+                shared = None
+            if shared is None:
+                shared = cls._shared[identity] = cls(directory, map_size, sync)
+            shared._users += 1
+            return shared
 
     def release(self) -> None:
         """Give back what `acquire` returned; the last user closes the environment."""
@@ -195,7 +195,7 @@ class Environment:
     @contextmanager
     def read(self) -> Iterator[lmdb.Transaction[memoryview]]:
         """Begin a read transaction; its values are views that die with it."""
-        self._check_size()
+        self.num_bytes()  # raises if the file was cut
         try:
             with self._env.begin(buffers=True) as txn:
                 yield txn
@@ -238,8 +238,17 @@ class Environment:
         return pages * self._page_bytes + sum(self.stored_bytes(txn, name) for name in DATABASES)
 
     def num_bytes(self) -> int:
-        """Return the size of the file."""
-        return self._data.stat().st_size
+        """Return the size of the file.
+
+        Raises:
+            HistoryCorruptedError: If the file ends before its last page.
+        """
+        # Reading the map beyond the end of the file is a SIGBUS, not an exception.
+        used = (self._env.info()["last_pgno"] + 1) * self._page_bytes
+        size = self._data.stat().st_size  # later than `used`, as another process may write
+        if size < used:
+            raise self._truncated(size, used)
+        return size
 
     def count(self, txn: lmdb.Transaction[Any], database: str) -> int:
         """Return the number of records in one of the databases."""
@@ -266,7 +275,7 @@ class Environment:
         if cursor.set_range(start) and (end is None or cursor.key() < end):
             # A transaction that deletes may leave its last pages unwritten. That is fine with
             # LMDB but looks like a truncated file, so there must be more file than pages.
-            size = self._used_bytes() + _SLACK
+            size = (self._env.info()["last_pgno"] + 1) * self._page_bytes + _SLACK
             if self._data.stat().st_size < size:
                 os.truncate(self._data, size)
             while cursor.delete() and (end is None or cursor.key() < end):
@@ -275,9 +284,6 @@ class Environment:
     def full_disk(self, needed: int, why: str) -> HistoryFullError:
         """Return the error for a disk without room for so many bytes."""
         return full_disk(self.directory, needed, why)
-
-    def _used_bytes(self) -> int:
-        return (self._env.info()["last_pgno"] + 1) * self._page_bytes
 
     def _lock(self, kind: int, state: str) -> None:
         try:
@@ -288,13 +294,6 @@ class Environment:
     def _close(self) -> None:
         self._env.close()
         os.close(self._use)
-
-    def _check_size(self) -> None:
-        # Reading the map beyond the end of the file is a SIGBUS, not an exception.
-        used = self._used_bytes()
-        size = self._data.stat().st_size  # later than `used`, as another process may write
-        if size < used:
-            raise self._truncated(size, used)
 
     def _truncated(self, size: int, needed: int) -> HistoryCorruptedError:
         return HistoryCorruptedError(
@@ -323,14 +322,14 @@ def beside(directory: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, directory: Path) -> None:
-    """Move the file of a directory that is complete to another; what was there is replaced.
+    """Move a complete file to the directory of a history, in place of the one that is there.
 
-    After a crash, the old or the new one is there, whole.
+    After a crash, the old or the new file is there, whole.
     """
     sync(new / DATA)
     (new / DATA).replace(directory / DATA)
-    for entered in (directory, directory.parent):  # names are durable only now
-        sync(entered)
+    for folder in (directory, directory.parent):  # names are durable only now
+        sync(folder)
 
 
 def _pages(stat: Mapping[str, Any]) -> int:

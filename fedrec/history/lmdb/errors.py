@@ -1,4 +1,4 @@
-"""What errors of a history's file mean, and what to do about them."""
+"""Errors of a history's file: what they mean, and what to do about them."""
 
 from __future__ import annotations
 

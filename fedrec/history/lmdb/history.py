@@ -21,16 +21,14 @@ from fedrec.history.base import HistoryStore
 from fedrec.history.codecs import CODECS
 from fedrec.history.codecs.compiled import compiled
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
-from fedrec.history.lmdb.encoding import Row, encode_rows
 from fedrec.history.lmdb.encryption import CIPHER, Keys, check_source, master_key
 from fedrec.history.lmdb.environment import DATA, Environment
-from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
-from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.records import MANIFEST, StoredManifest, digest, key
 from fedrec.history.lmdb.space import require_room_for_all
-from fedrec.history.lmdb.writing import append
+from fedrec.history.lmdb.writing import Row, append, encode_rows
 from fedrec.history.manifest import Manifest
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays, RoundIndex
@@ -50,11 +48,11 @@ class LMDBHistory(HistoryStore):
     """The history in a directory, in one LMDB file.
 
     When `write_round` returns, the round survives a killed process and a power cut: it becomes
-    visible with its round record, which is committed together with the last of its values and holds
-    the hash of the round record before it. Every value
-    carries a checksum that is compared at each read, so what is read is what was written, or an
-    error that names round and client. Global weights and aggregates are stored exactly; how
-    client updates are stored is up to the `codec`, by default exactly, too.
+    visible with its round record, which is committed together with the last of its vectors and
+    holds the hash of the round record before it. Every record carries a checksum that is compared
+    at each read: what is read is what was written, or an error names round and client. Global
+    weights and aggregates are stored exactly; how client updates are stored is up to the `codec`,
+    by default exactly, too.
 
     One process writes at a time, any number may read meanwhile; an open history can be used
     after a fork and can be pickled, as the path it stands for. The directory must be on a local
@@ -130,10 +128,11 @@ class LMDBHistory(HistoryStore):
         self._environment: Environment | None = None
         self._lock: WriterLock | None = None
         self._recording: StoredManifest | None = None
-        # Next round, and hash of the round record before.
+        # Next round, and hash of the record of the round before.
         self._tail: tuple[int, str] | None = None
         self._unsynced = 0  # rounds written
-        # What `as_stored` made of updates, by their identity, until they are written or gone.
+        # Rows that `as_stored` encoded, by the identity of the updates they come from, until these
+        # are written or gone.
         self._encoded: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigurationError(expected("path", "the path of a directory", path))
@@ -160,7 +159,7 @@ class LMDBHistory(HistoryStore):
             HistoryFormatError: If nothing has been recorded yet, or by a newer fedrec, or with
                 another codec or `keep` than was asked for.
         """
-        return self._load().manifest
+        return self._open()[0].manifest
 
     def begin(self, manifest: Manifest) -> None:
         """Start a recording; on disk it appears as a whole or not at all.
@@ -184,7 +183,7 @@ class LMDBHistory(HistoryStore):
         recording = StoredManifest(str(self.path), manifest)
         self._check_empty()
         require_room_for_all(self._directory, recording.manifest, self.map_size)
-        self.close()  # what this store had open before, if that was deleted
+        self.close()  # the files that this store had open, if they were deleted
         self._lock_for_writing()
         self._check_empty()  # another process may have been faster
         if master is not None:
@@ -192,6 +191,30 @@ class LMDBHistory(HistoryStore):
         Environment.create(self._directory, {key(0, MANIFEST): recording.record}, self.map_size)
         if not recording.codec.lossless:
             compiled()  # what is missing is compiled now, not while a round is written
+
+    def write_round(self, record: RoundRecord) -> None:
+        """Append a round; when this returns, the round survives a power cut (see `sync_every`).
+
+        What `as_stored` made of its updates is used.
+
+        Args:
+            record: The round; its number is the number of rounds stored so far, its clients are
+                in the manifest.
+
+        Raises:
+            ForgottenError: If one of its clients was forgotten.
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+            HistoryError: If it is not the next round, names an unknown client or one twice, or
+                has numbers that are not finite.
+            ShapeError: If a shape or dtype differs from the manifest's.
+            HistoryFullError: If there is no room; all earlier rounds are intact.
+            HistoryLockedError: If another process, or another store, is writing.
+        """
+        from fedrec.history.conversion import to_arrays
+
+        arrays = to_arrays(record)
+        encoded = self._encoded.pop(id(record.updates), None)
+        self.append(arrays if encoded is None else dataclasses.replace(arrays, encoded=encoded[1]))
 
     def append(self, arrays: RoundArrays) -> None:
         """Append a round; when this returns, the round survives a power cut (see `sync_every`).
@@ -205,9 +228,8 @@ class LMDBHistory(HistoryStore):
             HistoryFullError: If there is no room; all earlier rounds are intact.
             HistoryLockedError: If another process, or another store, is writing.
         """
-        recording = self._load()
+        recording, environment = self._open()
         self._lock_for_writing()
-        environment = self._open()
         if self.sync_every == 1 and not environment.syncs:
             raise HistoryError(
                 f"History `{self.path}` is open in this process with `sync_every` > 1, so that no "
@@ -227,7 +249,8 @@ class LMDBHistory(HistoryStore):
         if not environment.syncs:
             self._unsynced += 1
             if self._unsynced >= self.sync_every or t + 1 == recording.manifest.max_rounds:
-                self._sync()
+                environment.sync()
+                self._unsynced = 0
 
     def _find_tail(self) -> tuple[int, str]:
         with self._snapshot() as snapshot:
@@ -260,7 +283,7 @@ class LMDBHistory(HistoryStore):
     def index(self, t: int) -> RoundIndex:
         """Return what is known of a round without reading its vectors.
 
-        Bounds of magnitudes were found when the round was written.
+        Bounds of magnitudes were computed when the round was written.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
@@ -281,7 +304,7 @@ class LMDBHistory(HistoryStore):
         Returns:
             Shape $(m, d)$; `updates` itself if the codec is lossless.
         """
-        codec = self._load().codec
+        codec = self._open()[0].codec
         if codec.lossless:
             return updates
         import torch
@@ -293,35 +316,25 @@ class LMDBHistory(HistoryStore):
         encoded[key] = weakref.ref(updates, lambda _: encoded.pop(key, None)), rows
         return torch.from_numpy(decoded).to(updates.device)
 
-    def to_arrays(self, record: RoundRecord) -> RoundArrays:
-        """Return a round as what `append` takes, with what `as_stored` made of its updates.
-
-        Raises:
-            ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
-        """
-        arrays = super().to_arrays(record)
-        encoded = self._encoded.pop(id(record.updates), None)
-        return arrays if encoded is None else dataclasses.replace(arrays, encoded=encoded[1])
-
     @property
     def is_locked(self) -> bool:
-        """Whether the recording is encrypted and no master key was found."""
-        return self._load().is_locked
+        """Whether the recording is encrypted and its keys are not known."""
+        return self._open()[0].is_locked
 
     @property
     def forgotten(self) -> tuple[str, ...]:
         """Clients that were forgotten (`fedrec.history.forget`), or are being forgotten."""
-        return () if self.is_empty else tuple(self._load().forgotten)
+        return () if self.is_empty else tuple(self._open()[0].forgotten)
 
     def num_bytes(self) -> int:
         """Return the size of `data.mdb` in bytes."""
         return 0 if self.is_empty else (self._directory / DATA).stat().st_size
 
     def damage(self, progress: Callable[[int], None] | None = None) -> list[Damage]:
-        """Read everything, and list all that is not as it was written.
+        """Read everything, and list every damage: `fedrec.history.repair` drops nothing else.
 
-        What `fedrec.history.repair` would drop can be told from it. Of an encrypted history whose
-        master key is not given, each record is compared with its checksum, and no more.
+        Of an encrypted history whose master key is not given, each record is compared with its
+        checksum, and no more.
 
         Args:
             progress: Called with the number of rounds that are left, after each one.
@@ -333,8 +346,8 @@ class LMDBHistory(HistoryStore):
             HistoryCorruptedError: If the file is truncated, or the manifest is damaged.
         """
         damage = []
-        for left, found in self._damage():
-            damage += found
+        for left, damage_of_round in self._damage():
+            damage += damage_of_round
             if progress is not None:
                 progress(left)
         return damage
@@ -349,17 +362,17 @@ class LMDBHistory(HistoryStore):
             HistoryCorruptedError: At the first thing that is not as it was written.
         """
         rounds = self.rounds()
-        for _, found in self._damage():
-            if found:
-                raise DamagedRecordError(str(self.path), found[0])
+        for _, damage in self._damage():
+            if damage:
+                raise DamagedRecordError(str(self.path), damage[0])
         return rounds
 
     def _damage(self) -> Iterator[tuple[int, list[Damage]]]:
         """Yield how many rounds are left, and what is damaged in the one that was read."""
-        recording = self._load()
+        recording, environment = self._open()
         if recording.pending:
             yield len(self.rounds()), [Damage(part="the whole", reason=recording.unfinished())]
-        yield from check(recording, self._open())
+        yield from check(recording, environment)
 
     def close(self) -> None:
         """Let go of the files and of the right to write. The history can be used again."""
@@ -401,39 +414,34 @@ class LMDBHistory(HistoryStore):
             self._lock = WriterLock(self._directory)
             self._tail = None
 
-    def _open(self) -> Environment:
+    def _open(self) -> tuple[StoredManifest, Environment]:
         if self._environment is None or self._environment.pid != os.getpid():
             self._environment = Environment.acquire(
                 self._directory, self.map_size, sync=self.sync_every == 1
             )
             self._unsynced = 0
-        return self._environment
-
-    def _sync(self) -> None:
-        self._open().sync()
-        self._unsynced = 0
-
-    def _load(self) -> StoredManifest:
         if self._recording is None:
-            recording = load(str(self.path), self._open(), self.master_key)
-            if self.codec not in (None, recording.codec.name):
-                raise HistoryFormatError(
-                    f"History `{self.path}` stores updates as `{recording.codec.name}`, but was "
-                    f"opened with codec=`{self.codec}`. HINT: leave `codec` out to go on as "
-                    "recorded, or record to another path."
-                )
-            if self.keep not in (None, recording.retention.spec()):
-                raise HistoryFormatError(
-                    f"History `{self.path}` keeps updates of {recording.retention}, but was opened "
-                    f"with keep={self.keep}. HINT: leave `keep` out to go on as recorded, or "
-                    "record to another path."
-                )
-            self._recording = recording
-        return self._recording
+            self._recording = self._load(self._environment)
+        return self._recording, self._environment
+
+    def _load(self, environment: Environment) -> StoredManifest:
+        recording = load(str(self.path), environment, self.master_key)
+        if self.codec not in (None, recording.codec.name):
+            raise HistoryFormatError(
+                f"History `{self.path}` stores updates as `{recording.codec.name}`, but was "
+                f"opened with codec=`{self.codec}`. HINT: leave `codec` out to go on as "
+                "recorded, or record to another path."
+            )
+        if self.keep not in (None, recording.retention.spec()):
+            raise HistoryFormatError(
+                f"History `{self.path}` keeps updates of {recording.retention}, but was opened "
+                f"with keep={self.keep}. HINT: leave `keep` out to go on as recorded, or "
+                "record to another path."
+            )
+        return recording
 
     @contextmanager
     def _snapshot(self) -> Iterator[Snapshot]:
-        recording = self._load()
-        environment = self._open()
+        recording, environment = self._open()
         with environment.read() as txn:
             yield Snapshot(recording, environment, txn)

@@ -17,7 +17,7 @@ __all__ = ["WriterLock"]
 class WriterLock:
     """The right to write to a directory. It ends with the process, however that dies.
 
-    What a process left in `new` that was killed while it had the right is removed.
+    A process that was killed while it had the right may have left a folder `new`: that is removed.
 
     Args:
         directory: The directory; it is made if it is missing.
@@ -27,7 +27,7 @@ class WriterLock:
         HistoryError: If nothing can be written there at all.
     """
 
-    # POSIX locks belong to the process: who holds what inside it is kept here.
+    # POSIX locks belong to the process: which locks it holds is kept here.
     _held: ClassVar[dict[tuple[int, int], int]] = {}
 
     def __init__(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which kind of file system a directory is on, told from what Linux says about its mounts."""
+"""Which type of file system a directory is on, by the list of mounts that Linux keeps."""
 
 from __future__ import annotations
 
@@ -16,20 +16,9 @@ MOUNTS = Path("/proc/self/mountinfo")
 # Locks and memory maps of these do not hold between machines, or not at all.
 _REMOTE = frozenset(
     {
-        *(
-            "nfs",
-            "nfs4",
-            "cifs",
-            "smb3",
-            "smbfs",
-            "afs",
-            "9p",
-            "sshfs",
-            "s3fs",
-            "rclone",
-            "gcsfuse",
-        ),
-        *("lustre", "gpfs", "beegfs", "ceph", "glusterfs", "ocfs2", "gfs2", "pvfs2", "orangefs"),
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "sshfs", "s3fs", "rclone"),
+        *("gcsfuse", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "ocfs2", "gfs2", "pvfs2"),
+        "orangefs",
     }
 )
 _MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -45,7 +34,7 @@ def file_system(directory: Path, mounts: Path | None = None) -> str | None:
         mounts: A file like `/proc/self/mountinfo`, which is the default.
 
     Returns:
-        The type, without the `fuse.` of file systems in user space; `None` if that cannot be told.
+        The type, without the `fuse.` of file systems in user space; `None` if it is not known.
     """
     return _mount(directory, mounts)[1]
 
@@ -57,7 +46,7 @@ def _mount(directory: Path, mounts: Path | None) -> tuple[str, str | None]:
     except OSError:  # not Linux
         return "", None
     path = os.path.realpath(directory)
-    found: tuple[str, str | None] = ("", None)
+    longest: tuple[str, str | None] = ("", None)
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -65,9 +54,11 @@ def _mount(directory: Path, mounts: Path | None) -> tuple[str, str | None]:
             continue
         point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(found[0]):  # of two at one place, the later hides the other
-            found = point, kind[0].removeprefix("fuse.")
-    return found
+        if inside and len(point) >= len(
+            longest[0]
+        ):  # of two at one point, the later hides the other
+            longest = point, kind[0].removeprefix("fuse.")
+    return longest
 
 
 def warn_about(directory: Path) -> None:

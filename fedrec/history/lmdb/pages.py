@@ -174,7 +174,7 @@ class _Walk:
 
     def _free_pages(self, leaf: _Leaf) -> list[NDArray[np.int64]]:
         """Return the lists of free pages in a leaf: each is a count, and as many numbers."""
-        found = []
+        lists = []
         for start, size, kind in zip(leaf.starts, leaf.sizes, leaf.kinds, strict=True):
             data = leaf.page[start : start + size].tobytes()
             if kind == _BIG:
@@ -183,8 +183,8 @@ class _Walk:
             if size % 8 or 8 * count + 8 > size:
                 raise _broken("a list of free pages is cut")
             numbers = np.frombuffer(data, "<u8")[1 : count + 1]
-            found.append(np.minimum(numbers, self._num_pages).astype(np.int64))
-        return found
+            lists.append(np.minimum(numbers, self._num_pages).astype(np.int64))
+        return lists
 
     def _require_not_in_use(self, free: NDArray[np.int64]) -> None:
         used = np.concatenate(self._runs)

@@ -1,39 +1,101 @@
-"""A history as it is at one moment, whatever is written meanwhile."""
+"""Reading a recording: what it was begun with, and its rounds as they are at one moment."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrec.exceptions import HistoryCorruptedError, RoundNotFoundError
-from fedrec.history.lmdb.audit import broken_entries
+from fedrec.exceptions import HistoryCorruptedError, HistoryFormatError, RoundNotFoundError
+from fedrec.history.codecs import Codec, Float32Codec
+from fedrec.history.codecs.rows import map_rows
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
+from fedrec.history.lmdb.encryption import Keys, master_key
 from fedrec.history.lmdb.entries import read_entry
 from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.forgotten import broken_chain, noted
 from fedrec.history.lmdb.records import (
     AGGREGATE,
     BUFFERS,
+    FLOAT32,
     FORGOTTEN,
     GLOBAL_WEIGHTS,
+    MANIFEST,
     REPAIRS,
     ROUND,
     StoredManifest,
     digest,
     key,
 )
-from fedrec.history.lmdb.vectors import EXACT, VectorReader, Wanted
 from fedrec.history.rounds import RoundArrays, RoundIndex
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "load"]
+
+_EXACT = Float32Codec()
+_MISSING = "they are missing"
 
 
+def load(history: str, environment: Environment, source: str | None = None) -> StoredManifest:
+    """Read what a recording was begun with, and its keys if it is encrypted.
+
+    Args:
+        history: How errors name the history.
+        environment: Where it is.
+        source: Where its master key comes from, as in `fedrec.history.lmdb.encryption.master_key`.
+
+    Raises:
+        HistoryFormatError: If it is not a history, or of a newer format version.
+        HistoryCorruptedError: If it is not what was written.
+        HistoryKeyError: If the master key is not that of the history.
+    """
+    with environment.read() as txn:
+        record = environment.cursor(txn, "meta").get(key(0, MANIFEST), b"")
+        recording = StoredManifest.load(history, bytes(record))
+    if recording.manifest.encryption is not None:
+        master = master_key(source, environment.directory)
+        if master is not None:
+            recording.keys = Keys.load(history, environment.directory, master)
+    elif source is not None:
+        raise HistoryFormatError(
+            f"History `{history}` is not encrypted, but was opened with a master key. HINT: leave "
+            "that out, or record to another path."
+        )
+    _load_forgotten(recording, environment)
+    return recording
+
+
+def _load_forgotten(recording: StoredManifest, environment: Environment) -> None:
+    if not recording.is_locked:
+        with environment.read() as txn:
+            try:
+                forgettings = Snapshot(recording, environment, txn).forgotten()
+            except DamagedRecordError:  # `check` says so
+                forgettings = []
+        recording.forgotten = {f["client_id"]: f["when"] for f in forgettings}
+    note = noted(environment.directory, recording.manifest.store_id)
+    if note is not None:
+        recording.pending = tuple(note["clients"])
+        recording.forgotten |= dict.fromkeys(recording.pending, note["when"])
+
+
+class _Vector(NamedTuple):
+    """A vector to read: where it lies, the checksum that its entry says, and room for it."""
+
+    database: str
+    client_index: int
+    checksum: str
+    codec: Codec
+    out: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """Reads rounds inside one read transaction, and checks every byte of them.
 
@@ -43,16 +105,9 @@ class Snapshot:
         txn: A read transaction of the environment; nothing that is returned depends on it.
     """
 
-    def __init__(
-        self,
-        recording: StoredManifest,
-        environment: Environment,
-        txn: lmdb.Transaction[memoryview],
-    ) -> None:
-        self.recording = recording
-        self._environment = environment
-        self._txn = txn
-        self._vectors = VectorReader(recording, environment, txn)
+    recording: StoredManifest
+    environment: Environment
+    txn: lmdb.Transaction[memoryview]
 
     def rounds(self) -> range:
         """Return the rounds that are stored.
@@ -60,19 +115,18 @@ class Snapshot:
         Raises:
             HistoryCorruptedError: If there is a gap.
         """
-        cursor = self._environment.cursor(self._txn, "rounds")
-        count = int.from_bytes(cursor.key()[:4], "big") + 1 if cursor.last() else 0
-        if self._environment.count(self._txn, "rounds") != count:
+        count = self._num_rounds()
+        if self.environment.count(self.txn, "rounds") != count:
             raise HistoryCorruptedError(
                 f"History `{self.recording.history}` lacks rounds before round {count - 1}. "
                 "HINT: restore it from a copy."
             )
         return range(count)
 
-    def stored(self) -> list[int]:
-        """Return the rounds that have a round record, whether or not some are missing."""
-        cursor = self._environment.cursor(self._txn, "rounds")
-        return sorted(int.from_bytes(key[:4], "big") for key in cursor.iternext(values=False))
+    def round_numbers(self) -> list[int]:
+        """Return the rounds that have a record, whether or not some are missing."""
+        cursor = self.environment.cursor(self.txn, "rounds")
+        return sorted(int.from_bytes(k[:4], "big") for k in cursor.iternext(values=False))
 
     def repairs(self) -> list[dict[str, Any]]:
         """Return what repairs have dropped from this history, in the order they were made.
@@ -83,7 +137,7 @@ class Snapshot:
         return self._list(REPAIRS, "repairs")
 
     def forgotten(self) -> list[dict[str, Any]]:
-        """Return which clients were forgotten, in the order that happened.
+        """Return which clients were forgotten when, in that order.
 
         Raises:
             HistoryCorruptedError: If the bytes are not those that were written.
@@ -93,33 +147,36 @@ class Snapshot:
     def lists_damage(self) -> list[Damage]:
         """Return what is damaged in the lists of repairs and of forgotten clients."""
         damage = []
-        for read in (self.repairs, self.forgotten):
-            try:
-                entries = read()
-            except DamagedRecordError as error:
-                damage.append(error.damage)
-                continue
-            if read == self.forgotten:
-                damage += broken_entries(entries)
+        try:
+            self.repairs()
+        except DamagedRecordError as error:
+            damage.append(error.damage)
+        try:
+            damage += broken_chain(self.forgotten())
+        except DamagedRecordError as error:
+            damage.append(error.damage)
         return damage
 
     def _list(self, index: int, name: str) -> list[dict[str, Any]]:
-        found = self._environment.cursor(self._txn, "meta").get(key(0, index))
-        if found is None:
+        record = self.environment.cursor(self.txn, "meta").get(key(0, index))
+        if record is None:
             return []
-        entries: list[dict[str, Any]] = json.loads(bytes(self.recording.unpack(found, 0, index)))[
-            name
-        ]
-        return entries
+        content = json.loads(bytes(self.recording.unpack(record, 0, index)))
+        result: list[dict[str, Any]] = content[name]
+        return result
+
+    def _num_rounds(self) -> int:
+        cursor = self.environment.cursor(self.txn, "rounds")
+        return int.from_bytes(cursor.key()[:4], "big") + 1 if cursor.last() else 0
 
     def entry(self, t: int) -> tuple[dict[str, Any], str]:
-        """Return the round record of round `t`, which must not be changed, and its hash.
+        """Return the entry of round `t`, which must not be changed, and the hash of its record.
 
         Raises:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        cursor = self._environment.cursor(self._txn, "rounds")
+        cursor = self.environment.cursor(self.txn, "rounds")
         if not (0 <= t < 2**32 and cursor.set_key(key(t, ROUND))):
             rounds = self.rounds()
             stored = f"rounds 0..{rounds[-1]}" if rounds else "no rounds yet"
@@ -128,12 +185,11 @@ class Snapshot:
                 "HINT: ask for fewer rounds, or record more."
             )
         record = bytes(cursor.value())
-        # Who is there, whose update was kept, and what was sent is asked one after the other.
+        # An entry is asked for several times in a row: for the index, and to read the vectors.
         last = self.recording.last_entry
         if last is None or last[0] != record or last[1]["round"] != t:
             payload = self.recording.unpack(memoryview(record), t, ROUND)
-            size = self._environment.num_bytes()
-            entry = read_entry(payload, self.recording, t, size)
+            entry = read_entry(payload, self.recording, t, self.environment.num_bytes())
             last = self.recording.last_entry = record, entry, digest(record)
         return last[1:]
 
@@ -152,19 +208,18 @@ class Snapshot:
             cohort=tuple(ids[index] for index in entry["cohort"]),
             refused={ids[index]: reason for index, reason in entry["refused"]},
             num_samples=dict(zip(present, entry["num_samples"], strict=True)),
-            bounds={present[k]: bounds[k] for k in self.kept(entry)},
+            bounds={present[row]: bounds[row] for row in self.kept(entry)},
         )
 
     def kept(self, entry: dict[str, Any]) -> list[int]:
-        """Return which of the clients present in a round record have their update stored."""
-        cursor = self._environment.cursor(self._txn, "rounds")
-        num_rounds = int.from_bytes(cursor.key()[:4], "big") + 1 if cursor.last() else 0
-        if self.recording.retention.expired(entry["round"], num_rounds):
+        """Return the rows of an entry, one for each client present, whose update is stored."""
+        retention = self.recording.retention
+        if retention.last is not None and retention.expired(entry["round"], self._num_rounds()):
             return []
-        return [k for k, checksum in enumerate(entry["updates"]) if checksum is not None]
+        return [row for row, checksum in enumerate(entry["updates"]) if checksum is not None]
 
     def read(self, entry: dict[str, Any], client_ids: Sequence[str] | None) -> RoundArrays:
-        """Return the round of a round record, or these clients' part of it.
+        """Return the round of an entry, or these clients' part of it.
 
         Raises:
             RoundNotFoundError: If one of the clients is not in the round.
@@ -172,10 +227,10 @@ class Snapshot:
         """
         recording, t = self.recording, entry["round"]
         present = [recording.client_ids[index] for index in entry["present"]]
-        row = {present[k]: k for k in self.kept(entry)}
-        wanted_ids = present if client_ids is None else client_ids
-        recording.require_known(wanted_ids)
-        missing = [c for c in wanted_ids if c not in row]
+        row_of = {present[row]: row for row in self.kept(entry)}
+        asked = present if client_ids is None else client_ids
+        recording.require_known(asked)
+        missing = [c for c in asked if c not in row_of]
         if missing:
             dropped = set(present) & set(missing)
             raise RoundNotFoundError(
@@ -184,25 +239,94 @@ class Snapshot:
                 + (f", as it keeps updates of {recording.retention}" if dropped else "")
                 + f". HINT: ask for clients in `index({t}).{'kept' if dropped else 'present'}`."
             )
-        rows = [row[c] for c in wanted_ids]
-
-        arrays, wanted = self._wanted(entry, rows)
-        damage = self._vectors.read(t, wanted)
+        arrays, damage = self._read_rows(entry, [row_of[c] for c in asked])
         if damage:
             raise DamagedRecordError(recording.history, damage[0])
         return arrays
 
     def damage(self, entry: dict[str, Any]) -> list[Damage]:
-        """Return what is damaged in the round of a round record."""
-        left = {self.recording.indices[c] for c in self.recording.pending}
-        rows = [k for k in self.kept(entry) if entry["present"][k] not in left]
-        _, wanted = self._wanted(entry, rows)
-        return self._vectors.read(entry["round"], wanted)
+        """Return what is damaged in the vectors of an entry."""
+        left_out = {self.recording.indices[c] for c in self.recording.pending}
+        rows = [row for row in self.kept(entry) if entry["present"][row] not in left_out]
+        return self._read_rows(entry, rows)[1]
+
+    def _read_rows(
+        self, entry: dict[str, Any], rows: Sequence[int]
+    ) -> tuple[RoundArrays, list[Damage]]:
+        """Return the round of an entry with the updates of these rows, and what is damaged."""
+        ids, manifest = self.recording.client_ids, self.recording.manifest
+        present, d, b = entry["present"], manifest.num_parameters, manifest.num_buffers
+        updates = _host_memory(len(rows), d)
+        weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
+        buffers = np.empty(b, manifest.buffer_dtype) if b else None
+        vectors = [
+            _Vector("updates", present[row], entry["updates"][row], self.recording.codec, out)
+            for row, out in zip(rows, updates, strict=True)
+        ]
+        # In the order of the keys, so that the file is read from front to back.
+        vectors.sort(key=attrgetter("client_index"))
+        vectors += [
+            _Vector("models", GLOBAL_WEIGHTS, entry["global_weights"], _EXACT, weights),
+            _Vector("models", AGGREGATE, entry["aggregate"], _EXACT, aggregate),
+        ]
+        if buffers is not None:
+            words = buffers.view(np.float32)
+            vectors.append(_Vector("models", BUFFERS, entry["buffers"], _EXACT, words))
+        damage = self._read_vectors(entry["round"], vectors)
+        departure = entry["departure"]
+        if departure is not None and departure["client"] is not None:
+            departure = {**departure, "client": ids[departure["client"]]}
+        arrays = RoundArrays(
+            round=entry["round"],
+            global_weights=weights,
+            client_ids=tuple(ids[present[row]] for row in rows),
+            updates=updates,
+            num_samples=np.array([entry["num_samples"][row] for row in rows], np.int64),
+            aggregate=aggregate,
+            cohort=tuple(ids[index] for index in entry["cohort"]),
+            refused={ids[index]: reason for index, reason in entry["refused"]},
+            buffers=buffers,
+            departure=departure,
+        )
+        return arrays, damage
+
+    def _read_vectors(self, t: int, vectors: Sequence[_Vector]) -> list[Damage]:
+        """Look up vectors of round `t`, check and decode them; return what is damaged."""
+        cursors = {name: self.environment.cursor(self.txn, name) for name in ("updates", "models")}
+        records, damage = [], []
+        for vector in vectors:
+            cursor = cursors[vector.database]
+            if cursor.set_key(key(t, vector.client_index)):
+                records.append((vector, cursor.value()))
+            else:
+                damage.append(self.recording.corrupted(t, vector.client_index, _MISSING).damage)
+        num_bytes = sum(vector.out.nbytes for vector in vectors)
+        decoded = map_rows(lambda pair: self._decode(t, *pair), records, num_bytes)
+        return damage + [damaged for damaged in decoded if damaged is not None]
+
+    def _decode(self, t: int, vector: _Vector, record: memoryview) -> Damage | None:
+        """Check the record of a vector of round `t`, and decode it to its place."""
+        codec, out = vector.codec, vector.out
+        try:
+            payload = self.recording.unpack(
+                *(record, t, vector.client_index),
+                codec=codec.id,
+                dtype=FLOAT32,
+                size=out.size,
+                checksum=vector.checksum,
+            )
+            codec.decode(payload, out)
+        except DamagedRecordError as error:
+            return error.damage
+        except ValueError as error:
+            why = f"as `{codec.name}` they make no sense: {error}"
+            return self.recording.corrupted(t, vector.client_index, why).damage
+        return None
 
     def payload(
         self, t: int, database: str, index: int, checksum: str
     ) -> tuple[memoryview, int, int]:
-        """Return what is kept of a vector, checked and decrypted but not decoded.
+        """Return the payload of a vector, checked and decrypted but not decoded.
 
         Returns:
             The payload, `Codec.id`, and how many numbers it holds.
@@ -211,75 +335,40 @@ class Snapshot:
             HistoryCorruptedError: If the bytes are not those that were written.
         """
         manifest = self.recording.manifest
-        codec = self.recording.codec if database == "updates" else EXACT
+        codec = self.recording.codec if database == "updates" else _EXACT
         size = manifest.buffer_words if index == BUFFERS else manifest.num_parameters
-        wanted = Wanted(database, index, checksum, codec, np.empty(0, np.float32))
-        return self._vectors.payload(t, wanted, size), codec.id, size
+        cursor = self.environment.cursor(self.txn, database)
+        if not cursor.set_key(key(t, index)):
+            raise self.recording.corrupted(t, index, _MISSING)
+        payload = self.recording.unpack(
+            *(cursor.value(), t, index),
+            codec=codec.id,
+            dtype=FLOAT32,
+            size=size,
+            checksum=checksum,
+        )
+        return payload, codec.id, size
 
     def holds(self, t: int, index: int) -> bool:
-        """Whether a client's update lies on disk, unchecked."""
-        cursor = self._environment.cursor(self._txn, "updates")
+        """Whether there is a record for a client's update; it is not checked."""
+        cursor = self.environment.cursor(self.txn, "updates")
         return bool(cursor.set_key(key(t, index)))
 
     def locked_damage(self, t: int) -> list[Damage]:
-        """Return what is damaged in round `t`, as far as that can be told without keys."""
+        """Return what is damaged in round `t`, as far as it shows without keys."""
         damage = []
         for database in ("updates", "models", "rounds"):
-            cursor = self._environment.cursor(self._txn, database)
+            cursor = self.environment.cursor(self.txn, database)
             cursor.set_range(key(t, 0))
-            for found, record in cursor.iternext():
-                if found[:4] != key(t, 0)[:4]:
+            for record_key, record in cursor.iternext():
+                if record_key[:4] != key(t, 0)[:4]:
                     break
-                index = int.from_bytes(found[4:], "big")
+                index = int.from_bytes(record_key[4:], "big")
                 try:
                     self.recording.check(record, t, index)
                 except DamagedRecordError as error:
                     damage.append(error.damage)
         return damage
-
-    def _wanted(
-        self, entry: dict[str, Any], rows: Sequence[int]
-    ) -> tuple[RoundArrays, list[Wanted]]:
-        """Return a round with room for these of its updates, and what is to be read into it."""
-        ids, manifest = self.recording.client_ids, self.recording.manifest
-        d, b = manifest.num_parameters, manifest.num_buffers
-        present = entry["present"]
-        updates = _host_memory(len(rows), d)
-        weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
-        buffers = np.empty(b, manifest.buffer_dtype) if b else None
-        wanted = [
-            Wanted("updates", present[k], entry["updates"][k], self.recording.codec, out)
-            for k, out in zip(rows, updates, strict=True)
-        ]
-        # In the order of the keys, so that the file is read from front to back.
-        wanted.sort(key=attrgetter("client_index"))
-        wanted += [
-            Wanted("models", GLOBAL_WEIGHTS, entry["global_weights"], EXACT, weights),
-            Wanted("models", AGGREGATE, entry["aggregate"], EXACT, aggregate),
-        ]
-        if buffers is not None:
-            words = buffers.view(np.float32)
-            wanted.append(Wanted("models", BUFFERS, entry["buffers"], EXACT, words))
-        arrays = RoundArrays(
-            round=entry["round"],
-            global_weights=weights,
-            client_ids=tuple(ids[present[k]] for k in rows),
-            updates=updates,
-            num_samples=np.array([entry["num_samples"][k] for k in rows], np.int64),
-            aggregate=aggregate,
-            cohort=tuple(ids[index] for index in entry["cohort"]),
-            refused={ids[index]: reason for index, reason in entry["refused"]},
-            buffers=buffers,
-            departure=self._departure(entry),
-        )
-        return arrays, wanted
-
-    def _departure(self, entry: dict[str, Any]) -> dict[str, Any] | None:
-        """Return why the executor had left its plan, with the id of a client for its index."""
-        departure: dict[str, Any] | None = entry["departure"]
-        if departure is None or departure["client"] is None:
-            return departure
-        return {**departure, "client": self.recording.client_ids[departure["client"]]}
 
 
 def _host_memory(*shape: int) -> NDArray[np.float32]:

@@ -1,9 +1,22 @@
 """What is fixed once a recording has begun: the manifest, and how its records look on disk.
 
-A record is a 48-byte header and a payload. The checksum in the header covers the rest of the
-header, the key and the payload, so that a record that was damaged, or moved to another round,
-client or history, is found out. Header and checksum are the same in every format version; the
-version says how to read everything else.
+The words of this package:
+
+- history: a directory with one LMDB file;
+- recording: what the file holds, a manifest and rounds. `recording` in the code is what is the same
+  for all rounds, a `StoredManifest`;
+- record: the value under one key, a 48-byte header and a payload;
+- key: a round, and an index;
+- index: a client's number in the recording, or a number below that stands for something else;
+- vector: float32 numbers that a payload decodes to: a client's update, or one of the model;
+- row: a client's place among the updates of a round;
+- round record: the record of a round, which is written last and makes the round count;
+- entry: what the round record says, JSON;
+- snapshot: what one read transaction sees.
+
+The checksum in a header covers the rest of the header, the key and the payload, so that a record
+that was damaged, or moved to another round, client or history, is detected. Header and checksum
+are the same in every format version; the version says how to read everything else.
 """
 
 from __future__ import annotations
@@ -34,6 +47,7 @@ JSON, FLOAT32 = 0, 1  # what a payload decodes to
 SEALED = 0x80  # added to it where the payload is encrypted
 # Client indices that stand for something else; those of clients count up from 0.
 FORGOTTEN, REPAIRS, MANIFEST, GLOBAL_WEIGHTS, AGGREGATE, BUFFERS, ROUND = range(2**32 - 7, 2**32)
+# What errors call them.
 NAMES = {
     FORGOTTEN: "the list of forgotten clients",
     REPAIRS: "the list of repairs",
@@ -45,7 +59,7 @@ NAMES = {
 }
 
 _MAGIC = b"FREC"
-_HEADER = struct.Struct("<4sHBBIIQ16s")  # all but its last 8 bytes, the checksum
+_HEADER = struct.Struct("<4sHBBIIQ16s")  # of a record, besides the last 8 bytes, the checksum
 HEADER_BYTES = _HEADER.size + 8
 _KEY = struct.Struct(">II")  # big-endian, so that the order of keys is the order of rounds
 
@@ -59,6 +73,9 @@ class _Header(NamedTuple):
     client_index: int
     size: int
     store_id: bytes
+
+
+_WRONG_CHECKSUM = "its checksum is wrong"
 
 
 class StoredManifest:
@@ -91,19 +108,20 @@ class StoredManifest:
         self.keys = keys
         #: Clients that were forgotten, or are being forgotten, with the time.
         self.forgotten: dict[str, str] = {}
-        #: Those of whom something may be left.
+        #: Clients that are being forgotten: updates of theirs may be left.
         self.pending: tuple[str, ...] = ()
-        #: The round record that was read last: its bytes, what they say, and their hash.
+        #: The entry that was read last, between the record it came from and the hash of that.
         self.last_entry: tuple[bytes, dict[str, Any], str] | None = None
         self.manifest = Manifest.from_json(text)
         self.codec = CODECS[manifest.codec]
         self.retention = Retention.of(manifest.keep)
         self.sampled = self.retention.sample(tuple(manifest.clients), manifest.seed)
-        #: What the round records say of the execution plan.
+        #: What entries say of the execution plan.
         self.execution = digest(canonical(manifest.execution))
         self.client_ids = tuple(manifest.clients)
         self.indices = {client_id: index for index, client_id in enumerate(self.client_ids)}
-        self._sealed = SEALED if manifest.encryption else 0
+        #: Of all records but the manifest's, which says whether the others are encrypted.
+        self._seal = SEALED if manifest.encryption else 0
         self._store_id = bytes.fromhex(manifest.store_id)
         self.record, _ = self.pack(0, MANIFEST, text.encode())
 
@@ -121,8 +139,8 @@ class StoredManifest:
                 f"`{history}` does not hold a fedrec history. HINT: check the path."
             )
         # The version counts only if the checksum is right, or any flipped bit could be one.
-        found = _checksum(record[: _HEADER.size], key(0, MANIFEST), record[HEADER_BYTES:])
-        if found != _stored_checksum(record):
+        checksum = _checksum(record[: _HEADER.size], key(0, MANIFEST), record[HEADER_BYTES:])
+        if record[_HEADER.size : HEADER_BYTES] != checksum:
             raise HistoryCorruptedError(
                 f"The manifest of history `{history}` is not what was written. HINT: restore the "
                 "history from a copy."
@@ -137,7 +155,7 @@ class StoredManifest:
     @property
     def is_locked(self) -> bool:
         """Whether the history is encrypted and its keys are not known."""
-        return bool(self._sealed) and self.keys is None
+        return bool(self._seal) and self.keys is None
 
     def require_keys(self) -> Keys:
         """Return the data keys.
@@ -169,7 +187,7 @@ class StoredManifest:
                 )
 
     def unfinished(self) -> str:
-        """Return what there is to say about clients that are half forgotten."""
+        """Return what errors say about clients that are half forgotten."""
         words = "".join(f" --client {client_id}" for client_id in self.pending)
         return (
             f"forgetting {', '.join(self.pending)} was interrupted. HINT: finish it with "
@@ -185,27 +203,27 @@ class StoredManifest:
         codec: int = 0,
         dtype: int = JSON,
         size: int | None = None,
-    ) -> tuple[bytes, int]:
+    ) -> tuple[bytes, str]:
         """Make a record.
 
         Args:
             t: Round.
             index: Client index.
-            payload: What to keep.
+            payload: Its payload.
             codec: `Codec.id`.
             dtype: `JSON` or `FLOAT32`.
             size: Numbers in the payload; by default its bytes.
 
         Returns:
-            The record and its checksum.
+            The record, and its checksum as entries have it: 16 hexadecimal digits.
         """
-        dtype |= self._seals(index)
-        header = self._header(t, index, codec, dtype, len(payload) if size is None else size)
-        if dtype & SEALED:
-            keys, bound = self.require_keys(), header + key(t, index)
-            payload = keys.seal(self._owner(index), payload, bound)
-        checksum = _checksum(header, key(t, index), payload)
-        return b"".join((header, checksum.to_bytes(8, "little"), payload)), checksum
+        place, sealed = key(t, index), self._seal if index != MANIFEST else 0
+        size = len(payload) if size is None else size
+        header = self._header(t, index, codec, dtype | sealed, size)
+        if sealed:
+            payload = self.require_keys().seal(self._owner(index), payload, header + place)
+        checksum = _checksum(header, place, payload)
+        return b"".join((header, checksum, payload)), checksum[::-1].hex()
 
     def unpack(
         self,
@@ -216,39 +234,39 @@ class StoredManifest:
         codec: int = 0,
         dtype: int = JSON,
         size: int | None = None,
-        checksum: int | None = None,
+        checksum: str | None = None,
     ) -> memoryview:
-        """Check a record that was found under a key, and return its payload, decrypted.
+        """Check the record under a key, and return its payload, decrypted.
 
         Args:
-            record: What was found.
+            record: The record.
             t: Round it must belong to.
             index: Client index it must belong to.
             codec: `Codec.id` it must have.
             dtype: `JSON` or `FLOAT32`.
             size: Numbers in the payload; by default its bytes.
-            checksum: Checksum it must have, where that is known from elsewhere.
+            checksum: Checksum it must have, where an entry says so.
 
         Raises:
             HistoryCorruptedError: If it is not the record that was written there.
             HistoryKeyError: If it is encrypted and the keys are not known.
         """
-        payload = record[HEADER_BYTES:]
-        sealed = self._seals(index)
+        payload, place = record[HEADER_BYTES:], key(t, index)
+        sealed = self._seal if index != MANIFEST else 0
         if size is None:
             size = max(0, len(payload) - OVERHEAD if sealed else len(payload))
         header = self._header(t, index, codec, dtype | sealed, size)
         if record[: _HEADER.size] != header:
             raise self.corrupted(t, index, _difference(record, header))
-        found = _checksum(header, key(t, index), payload)
-        if found != _stored_checksum(record):
-            raise self.corrupted(t, index, "its checksum is wrong")
-        if checksum is not None and found != checksum:
+        computed = _checksum(header, place, payload)
+        if record[_HEADER.size : HEADER_BYTES] != computed:
+            raise self.corrupted(t, index, _WRONG_CHECKSUM)
+        if checksum is not None and checksum != computed[::-1].hex():
             raise self.corrupted(t, index, "it is not the one the round was committed with")
         if not sealed:
             return payload
         try:
-            return self.require_keys().open(self._owner(index), payload, header + key(t, index))
+            return self.require_keys().open(self._owner(index), payload, header + place)
         except TamperedError as error:
             raise self.corrupted(t, index, str(error)) from error
 
@@ -258,14 +276,15 @@ class StoredManifest:
         Raises:
             HistoryCorruptedError: If it is not a record that was written there.
         """
-        found = _read_header(record)
-        if found is None:
+        stored = _read_header(record)
+        if stored is None:
             raise self.corrupted(t, index, "it is not a record")
-        header = self._header(t, index, found.codec, found.dtype | SEALED, found.size)
+        header = self._header(t, index, stored.codec, stored.dtype | SEALED, stored.size)
         if record[: _HEADER.size] != header:
             raise self.corrupted(t, index, _difference(record, header))
-        if _checksum(header, key(t, index), record[HEADER_BYTES:]) != _stored_checksum(record):
-            raise self.corrupted(t, index, "its checksum is wrong")
+        checksum = _checksum(header, key(t, index), record[HEADER_BYTES:])
+        if record[_HEADER.size : HEADER_BYTES] != checksum:
+            raise self.corrupted(t, index, _WRONG_CHECKSUM)
 
     def corrupted(self, t: int, index: int, why: str) -> DamagedRecordError:
         """Return the error for a record that is not what was written."""
@@ -277,10 +296,6 @@ class StoredManifest:
             client_id=client_id,
         )
         return DamagedRecordError(self.history, damage)
-
-    def _seals(self, index: int) -> int:
-        # The manifest says whether all else is encrypted.
-        return 0 if index == MANIFEST else self._sealed
 
     def _owner(self, index: int) -> str | None:
         return self.client_ids[index] if index < len(self.client_ids) else None
@@ -310,24 +325,22 @@ def _read_header(record: bytes | memoryview) -> _Header | None:
     return _Header(*_HEADER.unpack(record[: _HEADER.size]))
 
 
-def _stored_checksum(record: bytes | memoryview) -> int:
-    return int.from_bytes(record[_HEADER.size : HEADER_BYTES], "little")
-
-
-def _checksum(header: bytes | memoryview, key: bytes, payload: bytes | memoryview) -> int:
+def _checksum(header: bytes | memoryview, key: bytes, payload: bytes | memoryview) -> bytes:
+    """Return the checksum of a record as its 8 bytes in the header, the lowest first."""
     state = xxhash.xxh3_64(header)
     state.update(key)
     state.update(payload)
-    return state.intdigest()
+    return state.digest()[::-1]
 
 
 def _difference(record: memoryview, header: bytes) -> str:
-    found = _read_header(record)
-    if found is None:
+    """Say what a header says instead of what it should."""
+    stored = _read_header(record)
+    if stored is None:
         return "it is not a record"
-    wanted = _Header(*_HEADER.unpack(header))
+    expected = _Header(*_HEADER.unpack(header))
     return "; ".join(
-        f"its header says {name} {getattr(found, name)!r} instead of {value!r}"
-        for name, value in wanted._asdict().items()
-        if getattr(found, name) != value
+        f"its header says {name} {getattr(stored, name)!r} instead of {value!r}"
+        for name, value in expected._asdict().items()
+        if getattr(stored, name) != value
     )

@@ -1,4 +1,4 @@
-"""How much room a recording takes on disk, before and while it is made."""
+"""How much room a recording takes on disk, before it begins and while rounds are written."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from fedrec.history.retention import Retention
 __all__ = ["Forecast", "expected_bytes", "forecast", "require_room", "require_room_for_all"]
 
 _PAGE = 4096
-_LEAF = _PAGE - 16  # what a page has for its records
+_LEAF = _PAGE - 16  # room for records in a page
 _LARGEST_IN_LEAF = 2038 - 2  # a longer record has pages of its own
-_NODE = 8 + 8  # header and key of a record in LMDB
+_NODE = 8 + 8  # what LMDB stores with a record: a header, and the key
 _POINTER = 8 + 2
-_FIXED = 64 * _PAGE  # roots, and pages that a commit replaces and the one after the next reuses
-_SLACK = 2**20  # what a file is lengthened by before anything is deleted
-# JSON of a round record: of each client its index, number of samples, checksum and bounds.
+# Roots, and pages that a commit replaces: the commit after the next uses them again.
+_FIXED = 64 * _PAGE
+_SLACK = 2**20  # a file is made this much longer before records are deleted
+# JSON of an entry: for each client its index, number of samples, checksum and bounds.
 _ENTRY_BYTES, _ENTRY_CLIENT_BYTES = 500, 90
-# The most entries that are encoded to learn how large an update is.
+# The most numbers that are encoded to learn how large an update is.
 _SAMPLE = 2**18
 
 
@@ -97,10 +98,10 @@ def forecast(
     kept = math.ceil(m * min(retention.count(num_clients), num_clients) / num_clients)
     seal = OVERHEAD if encrypted else 0
     payload, assumed = _payload_bytes(codec, num_parameters)
-    update = _value_bytes(payload + seal)
-    model = 2 * _value_bytes(FLOAT_BYTES * num_parameters + seal)
-    model += _value_bytes(FLOAT_BYTES * num_buffers + seal) if num_buffers else 0
-    model += _value_bytes(_ENTRY_BYTES + _ENTRY_CLIENT_BYTES * m + seal)
+    update = _record_bytes(payload + seal)
+    model = 2 * _record_bytes(FLOAT_BYTES * num_parameters + seal)
+    model += _record_bytes(FLOAT_BYTES * num_buffers + seal) if num_buffers else 0
+    model += _record_bytes(_ENTRY_BYTES + _ENTRY_CLIENT_BYTES * m + seal)
     num_bytes = max_rounds * model + retention.most_rounds(max_rounds) * kept * update
     return Forecast(
         num_bytes=_FIXED + (0 if retention.last is None else _SLACK) + math.ceil(num_bytes),
@@ -134,24 +135,24 @@ def require_room_for_all(directory: Path, manifest: Manifest, map_size: int | No
     Raises:
         HistoryFullError: If one cannot.
     """
-    told = of_manifest(manifest)
+    total = of_manifest(manifest)
     place = next(p for p in (directory, *directory.parents) if p.exists())
     free = shutil.disk_usage(place).free
-    what = (
+    recording = (
         f"{manifest.max_rounds} rounds of {len(manifest.clients)} clients and "
         f"{manifest.num_parameters} parameters as `{manifest.codec}`"
     )
-    assumed = ", if they compress as expected" if told.assumed else ""
-    if free < told.num_bytes:
+    assumed = ", if they compress as expected" if total.assumed else ""
+    if free < total.num_bytes:
         raise HistoryFullError(
-            f"The disk of history `{directory}` has {free} bytes free, but {what} need about "
-            f"{told.num_bytes} bytes{assumed}: {told.num_bytes - free} bytes are missing. HINT: "
+            f"The disk of history `{directory}` has {free} bytes free, but {recording} need about "
+            f"{total.num_bytes} bytes{assumed}: {total.num_bytes - free} bytes are missing. HINT: "
             "free some space, choose a smaller `codec`, or `keep` fewer updates."
         )
-    if map_size is None and told.num_bytes > MAP_SIZE:
+    if map_size is None and total.num_bytes > MAP_SIZE:
         raise HistoryFullError(
-            f"History `{directory}` reserves {MAP_SIZE} bytes of address space, but {what} need "
-            f"about {told.num_bytes}{assumed}. HINT: pass `map_size={2 * told.num_bytes}`."
+            f"History `{directory}` reserves {MAP_SIZE} bytes of address space, but {recording} "
+            f"need about {total.num_bytes}{assumed}. HINT: pass `map_size={2 * total.num_bytes}`."
         )
 
 
@@ -174,7 +175,7 @@ def require_room(
         return
     measured = _Measured(environment, num_rounds, manifest) if num_rounds else None
     per_round = num_bytes if measured is None else min(num_bytes, measured.round_bytes)
-    # Where updates are deleted on the way, their pages are what the next ones are written to.
+    # Where updates are deleted as rounds are written, the next updates go to their pages.
     room = free + (measured.free_bytes if measured is not None and manifest.keep else 0)
     if room >= 2 * per_round:
         return
@@ -193,7 +194,7 @@ def expected_bytes(environment: Environment, manifest: Manifest, num_rounds: int
 
 
 class _Measured:
-    """What the rounds that are stored say about those to come."""
+    """What the rounds that are stored say about the rounds to come."""
 
     def __init__(self, environment: Environment, num_rounds: int, manifest: Manifest) -> None:
         retention = Retention.of(manifest.keep)
@@ -222,13 +223,13 @@ def _payload_bytes(codec_name: str, num_parameters: int) -> tuple[int, bool]:
     codec, size = CODECS[codec_name], min(num_parameters, _SAMPLE)
     sample = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
     sample[::5] = 0
-    found = len(codec.encode(sample).payload)
+    varied = len(codec.encode(sample).payload)
     constant = len(codec.encode(np.ones(size, np.float32)).payload)
-    return math.ceil(found * num_parameters / size), found != constant
+    return math.ceil(varied * num_parameters / size), varied != constant
 
 
-def _value_bytes(payload: int) -> float:
-    """Return the bytes that a value takes: pages of its own, and its part of those of keys."""
+def _record_bytes(payload: int) -> float:
+    """Return the bytes that a record takes: pages of its own, and its part of the pages of keys."""
     node = _NODE + HEADER_BYTES + payload
     if node > _LARGEST_IN_LEAF:
         pages = math.ceil((16 + HEADER_BYTES + payload) / _PAGE)

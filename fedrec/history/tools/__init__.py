@@ -1,1 +1,1 @@
-"""What is done to a whole history: check, copy, repair, forget, export, import."""
+"""Tools for a whole history: check, copy, repair, forget, export, import, info."""

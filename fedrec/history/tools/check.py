@@ -1,4 +1,4 @@
-"""Reading a whole history to find all that is damaged."""
+"""Reading a whole history to find every damage."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ def check(
     """
     with environment.read() as txn:
         snapshot = Snapshot(recording, environment, txn)
-        stored = snapshot.stored()
-        found = [] if recording.is_locked else snapshot.lists_damage()
+        stored = snapshot.round_numbers()
+        damage = [] if recording.is_locked else snapshot.lists_damage()
     previous: str | None = digest(recording.record)
     expected = 0
     for done, t in enumerate(stored, start=1):
         if t != expected:
-            found.append(Damage(part=NAMES[ROUND], reason="it is missing", round=expected))
+            damage.append(Damage(part=NAMES[ROUND], reason="it is missing", round=expected))
             previous = None
         following = None
         try:
             with environment.read() as txn:
                 snapshot = Snapshot(recording, environment, txn)
                 if recording.is_locked:
-                    found += snapshot.locked_damage(t)
+                    damage += snapshot.locked_damage(t)
                 else:
                     entry, following = snapshot.entry(t)
                     if previous not in (None, entry["previous"]):
-                        found.append(Damage(part=NAMES[ROUND], reason=BROKEN_CHAIN, round=t))
-                    found += snapshot.damage(entry)
+                        damage.append(Damage(part=NAMES[ROUND], reason=BROKEN_CHAIN, round=t))
+                    damage += snapshot.damage(entry)
         except DamagedRecordError as error:
-            found.append(error.damage)
-        except HistoryCorruptedError as error:  # LMDB itself cannot make sense of it
-            found.append(Damage(part="the file", reason=str(error), round=t))
+            damage.append(error.damage)
+        except HistoryCorruptedError as error:  # LMDB cannot read the file there
+            damage.append(Damage(part="the file", reason=str(error), round=t))
         previous, expected = following, t + 1
-        yield len(stored) - done, found
-        found = []
-    if found:
-        yield 0, found
+        yield len(stored) - done, damage
+        damage = []
+    if damage:  # of the lists, where there is no round
+        yield 0, damage

@@ -54,12 +54,12 @@ def copy_rounds(
     Args:
         recording: The history.
         environment: Where it is.
-        copied: What the new one is to be.
+        copied: The recording that the new file is to hold.
         new: Empty directory for it.
         rounds: How many rounds.
         reason: Which updates are left out. Their clients count as refused.
-        lists: What else goes into the new file, by index.
-        blurred: Rounds whose aggregate is replaced by what the global weights tell of it.
+        lists: Lists of repairs and of forgotten clients for the new file, by index.
+        blurred: Rounds whose aggregate is replaced by the difference of the global weights.
     """
     records = {key(0, MANIFEST): copied.record}
     for index, content in lists.items():
@@ -81,9 +81,9 @@ def require_whole(new: Path, recording: StoredManifest, progress: Progress | Non
     """Read a new file back before it takes the place of another."""
     environment = Environment.acquire(new, None)
     try:
-        for left, found in check(recording, environment):
-            if found:
-                raise DamagedRecordError(recording.history, found[0])
+        for left, damage in check(recording, environment):
+            if damage:
+                raise DamagedRecordError(recording.history, damage[0])
             if progress is not None:
                 progress(left)
     finally:
@@ -91,21 +91,21 @@ def require_whole(new: Path, recording: StoredManifest, progress: Progress | Non
 
 
 def _edited(snapshot: Snapshot, t: int, reason: Reason, previous: str) -> dict[str, Any]:
-    """Return the round record of round `t` as it is to be written."""
+    """Return the entry of round `t` as it is to be written."""
     entry = dict(snapshot.entry(t)[0])
     why = {index: reason(t, index) for index in entry["present"]}
-    kept = set(snapshot.kept(entry))  # fewer rounds may be left, but what expired has expired
-    entry["updates"] = [c if k in kept else None for k, c in enumerate(entry["updates"])]
-    keep = [k for k, index in enumerate(entry["present"]) if why[index] is None]
+    kept = set(snapshot.kept(entry))  # with fewer rounds, updates that have expired stay so
+    entry["updates"] = [c if row in kept else None for row, c in enumerate(entry["updates"])]
+    rows = [row for row, index in enumerate(entry["present"]) if why[index] is None]
     entry["refused"] = [[i, reason(t, i) or earlier] for i, earlier in entry["refused"]]
     entry["refused"] += [[index, why[index]] for index in entry["present"] if why[index]]
     for name in ("present", "num_samples", "updates", "bounds", "max_error"):
         if entry[name] is not None:
-            entry[name] = [entry[name][k] for k in keep]
+            entry[name] = [entry[name][row] for row in rows]
     departure = entry["departure"]
     client = None if departure is None else departure["client"]
     if client is not None and reason(t, client):
-        # The difference is a number of what the client sent.
+        # The difference is a number from the update that the client sent.
         entry["departure"] = {**departure, "client": None, "difference": None}
     entry["previous"] = previous
     return entry
@@ -118,30 +118,31 @@ def _copy_round(
     copied: StoredManifest,
     blurred: bool,
 ) -> str:
-    """Write the round of an edited round record; return the new hash of that."""
+    """Write the round of an edited entry; return the hash of its new record."""
     t = entry["round"]
-    checksums = dict(zip(entry["present"], entry["updates"], strict=True))
-    vectors = [("updates", i, c) for i, c in sorted(checksums.items()) if c is not None]
+    checksum_of = dict(zip(entry["present"], entry["updates"], strict=True))
+    vectors = [("updates", i, c) for i, c in sorted(checksum_of.items()) if c is not None]
     vectors += [("models", i, entry[name]) for i, name in _MODELS.items() if entry[name]]
-    made: dict[int, str] = {}
-    size = FLOAT_BYTES * copied.manifest.num_parameters
-    at_once = max(1, LMDBHistory.transaction_bytes // size)
+    new_checksum_of: dict[int, str] = {}
+    num_bytes = FLOAT_BYTES * copied.manifest.num_parameters
+    at_once = max(1, LMDBHistory.transaction_bytes // num_bytes)
     for start in range(0, len(vectors), at_once):
         group = vectors[start : start + at_once]
-        with target.write(len(group) * size) as txn:
+        with target.write(len(group) * num_bytes) as txn:
             for database, index, checksum in group:
-                payload, codec, count = snapshot.payload(t, database, index, checksum)
+                payload, codec, size = snapshot.payload(t, database, index, checksum)
                 if index == AGGREGATE and blurred:
                     payload = memoryview(_blurred(snapshot, entry, copied.manifest.server_lr))
-                data, found = copied.pack(t, index, payload, codec=codec, dtype=FLOAT32, size=count)
-                target.append(txn, database, key(t, index), data)
-                made[index] = f"{found:016x}"
+                record, new_checksum_of[index] = copied.pack(
+                    t, index, payload, codec=codec, dtype=FLOAT32, size=size
+                )
+                target.append(txn, database, key(t, index), record)
             if start + at_once >= len(vectors):
-                entry["updates"] = [made.get(index) for index in entry["present"]]
-                entry |= {name: made.get(index) for index, name in _MODELS.items()}
-                data, _ = copied.pack(t, ROUND, canonical(entry))
-                target.append(txn, "rounds", key(t, ROUND), data)
-    return digest(data)
+                entry["updates"] = [new_checksum_of.get(index) for index in entry["present"]]
+                entry |= {name: new_checksum_of.get(index) for index, name in _MODELS.items()}
+                record, _ = copied.pack(t, ROUND, canonical(entry))
+                target.append(txn, "rounds", key(t, ROUND), record)
+    return digest(record)
 
 
 def _blurred(snapshot: Snapshot, entry: dict[str, Any], server_lr: float) -> bytes:
@@ -149,6 +150,7 @@ def _blurred(snapshot: Snapshot, entry: dict[str, Any], server_lr: float) -> byt
     arrays = snapshot.read(entry, ())
     weights, aggregate = arrays.global_weights, arrays.aggregate
     following = weights - np.float32(server_lr) * aggregate
-    told = (weights - following) / np.float32(server_lr)
-    told = np.where((told == aggregate) & (told != 0), np.nextafter(told, np.float32(0)), told)
-    return told.astype(np.float32).tobytes()
+    derived = (weights - following) / np.float32(server_lr)
+    is_same = (derived == aggregate) & (derived != 0)
+    derived = np.where(is_same, np.nextafter(derived, np.float32(0)), derived)
+    return derived.astype(np.float32).tobytes()

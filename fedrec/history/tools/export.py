@@ -20,8 +20,7 @@ from fedrec._files import sync
 from fedrec.exceptions import HistoryError, HistoryFullError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.loading import load
-from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.records import NAMES, ROUND, StoredManifest, canonical, digest
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import BROKEN_CHAIN
@@ -152,16 +151,16 @@ def _write(snapshot: Snapshot, new: Path, progress: Callable[[int], None] | None
         previous = following
         path = new / round_file(t)
         _write_arrays(path, _arrays(snapshot, entry))
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+            checksum = hashlib.file_digest(stream, "sha256").hexdigest()
         size = path.stat().st_size
         files.append({"file": path.name, "num_bytes": size, "sha256": checksum})
         if progress is not None:
             progress(len(rounds) - 1 - t)
     content = {
         "format": FORMAT,
-        # What is written is not encrypted.
+        # The files are not encrypted.
         "manifest": json.loads(replace(recording.manifest, encryption=None).to_json()),
         "repairs": snapshot.repairs(),
         "forgotten": snapshot.forgotten(),
@@ -169,13 +168,14 @@ def _write(snapshot: Snapshot, new: Path, progress: Callable[[int], None] | None
     }
     text = json.dumps({**content, "sha256": checksum_of(content)}, indent=1)
     manifest = new / MANIFEST_FILE
-    with open(os.open(manifest, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = os.open(manifest, os.O_WRONLY | os.O_CREAT, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as stream:  # noqa: PTH123 - of a descriptor
+        stream.write(text + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
     with suppress(OSError):  # not every file system can
         sync(new)
-    num_bytes = sum(one["num_bytes"] for one in files)
+    num_bytes = sum(file["num_bytes"] for file in files)
     return Export(folder=str(new), rounds=len(rounds), num_bytes=num_bytes)
 
 
@@ -198,11 +198,11 @@ def _require_room(snapshot: Snapshot, new: Path) -> None:
 
 
 def _arrays(snapshot: Snapshot, entry: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return what is written of a round, by name."""
+    """Return the arrays of a round's file, by name."""
     recording, rows = snapshot.recording, snapshot.kept(entry)
     present = [recording.client_ids[index] for index in entry["present"]]
     read = snapshot.read(entry, [present[k] for k in rows])
-    found: dict[str, NDArray[Any]] = {
+    arrays: dict[str, NDArray[Any]] = {
         "global_weights": read.global_weights.astype("<f4", copy=False),
         "aggregate": read.aggregate.astype("<f4", copy=False),
         "updates": read.updates.astype("<f4", copy=False),
@@ -215,22 +215,22 @@ def _arrays(snapshot: Snapshot, entry: dict[str, Any]) -> dict[str, NDArray[Any]
         "bounds": np.array([entry["bounds"][k] for k in rows], "<f8"),
     }
     if not recording.codec.lossless:
-        found["max_error"] = np.array([entry["max_error"][k] for k in rows], "<f8")
+        arrays["max_error"] = np.array([entry["max_error"][k] for k in rows], "<f8")
     if read.buffers is not None:
-        found["buffers"] = read.buffers.astype(read.buffers.dtype.newbyteorder("<"), copy=False)
+        arrays["buffers"] = read.buffers.astype(read.buffers.dtype.newbyteorder("<"), copy=False)
     if read.departure is not None:
-        found["departure"] = _text(recording, (json.dumps(read.departure),))
-    return found
+        arrays["departure"] = _text(recording, (json.dumps(read.departure),))
+    return arrays
 
 
 def _text(recording: StoredManifest, texts: tuple[str, ...] | list[str]) -> NDArray[np.str_]:
-    found = np.array(texts, dtype="<U" if texts else "<U1")
-    if found.tolist() != list(texts):  # NumPy drops zeros at the end
+    array = np.array(texts, dtype="<U" if texts else "<U1")
+    if array.tolist() != list(texts):  # NumPy drops zeros at the end
         raise HistoryError(
             f"History `{recording.history}` names a client or reason with a zero character at its "
             "end, which an array of text cannot hold."
         )
-    return found
+    return array
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

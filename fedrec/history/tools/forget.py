@@ -19,11 +19,11 @@ from fedrec.exceptions import (
     RoundNotFoundError,
     expected,
 )
-from fedrec.history.lmdb.audit import NOTE, chained, note, noted
 from fedrec.history.lmdb.damage import DamagedRecordError
 from fedrec.history.lmdb.encryption import destroy
 from fedrec.history.lmdb.environment import Environment, beside, put_in_place
 from fedrec.history.lmdb.errors import full_disk
+from fedrec.history.lmdb.forgotten import NOTE, chained, note, noted
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
 from fedrec.history.tools.check import check
@@ -135,21 +135,21 @@ def forget(
         earlier = noted(directory, store_id) or {"clients": [], "when": None, "aggregates": []}
         clients = tuple(c for c in known if c in {*client_ids, *earlier["clients"]})
         _require_whole_without(clients, recording, environment, progress)
-        found = _Found.collect(clients, recording, environment)
+        updates = _Updates.collect(clients, recording, environment)
         when = earlier["when"] or datetime.now(UTC).isoformat(timespec="seconds")
-        aggregates = tuple(sorted({*found.aggregates, *earlier["aggregates"]}))
+        aggregates = tuple(sorted({*updates.aggregates, *earlier["aggregates"]}))
         content = {"store_id": store_id, "clients": clients, "when": when}
         note(directory, {**content, "aggregates": aggregates})
         removed = _remove_others(run, directory, clients)
         keys: tuple[str, ...] = ()
         if recording.keys is not None:
             keys = destroy(recording.history, directory, clients)
-        _rewrite(directory, recording, environment, found, when, aggregates, progress)
+        _rewrite(directory, recording, environment, updates, when, aggregates, progress)
         (directory / NOTE).unlink()
     return Forgetting(
         clients=clients,
         when=when,
-        updates=sum(found.updates.values()),
+        updates=sum(updates.counts.values()),
         aggregates=aggregates,
         keys=keys,
         removed=tuple(removed),
@@ -157,18 +157,18 @@ def forget(
 
 
 @dataclass(kw_only=True, eq=False)
-class _Found:
-    """What a history holds of some clients."""
+class _Updates:
+    """How many updates of some clients a history holds, and which aggregates are one of these."""
 
-    updates: dict[str, int]
+    counts: dict[str, int]
     aggregates: set[int] = field(default_factory=set)
 
     @classmethod
     def collect(
         cls, clients: Sequence[str], recording: StoredManifest, environment: Environment
-    ) -> _Found:
+    ) -> _Updates:
         """Read what is left of the clients' updates."""
-        found = cls(updates=dict.fromkeys(clients, 0))
+        updates = cls(counts=dict.fromkeys(clients, 0))
         indices = {recording.indices[c] for c in clients}
         with environment.read() as txn:
             rounds = Snapshot(recording, environment, txn).rounds()
@@ -178,16 +178,16 @@ class _Found:
                 entry, _ = snapshot.entry(t)
                 present = set(entry["present"])
                 if present and present <= indices:  # theirs alone
-                    found.aggregates.add(t)
+                    updates.aggregates.add(t)
                 for index in sorted(indices & present):
-                    found._add(snapshot, entry, recording.client_ids[index], index)
-        return found
+                    updates._add(snapshot, entry, recording.client_ids[index], index)
+        return updates
 
     def _add(self, snapshot: Snapshot, entry: dict[str, Any], client_id: str, index: int) -> None:
         t = entry["round"]
         if not snapshot.holds(t, index):  # not to be kept
             return
-        self.updates[client_id] += 1
+        self.counts[client_id] += 1
         try:
             arrays = snapshot.read(entry, [client_id])
         except (RoundNotFoundError, HistoryCorruptedError):
@@ -208,7 +208,7 @@ def _require_whole_without(
         needed = environment.compact_bytes(txn)
     if shutil.disk_usage(environment.directory).free < needed:
         raise full_disk(environment.directory, needed, "the new file needs as much")
-    recording.forgotten, recording.pending = {}, clients  # these are not looked at
+    recording.forgotten, recording.pending = {}, clients  # `check` leaves their updates out
     for left, damage in check(recording, environment):
         if damage:
             raise DamagedRecordError(recording.history, damage[0])
@@ -238,23 +238,23 @@ def _rewrite(
     directory: Path,
     recording: StoredManifest,
     environment: Environment,
-    found: _Found,
+    updates: _Updates,
     when: str,
     aggregates: tuple[int, ...],
     progress: Progress | None,
 ) -> None:
     """Write the history anew without the clients."""
-    clients = tuple(found.updates)
+    clients = tuple(updates.counts)
     with environment.read() as txn:
         snapshot = Snapshot(recording, environment, txn)
         rounds, repairs, forgotten = snapshot.rounds(), snapshot.repairs(), snapshot.forgotten()
-    if not any(found.updates.values()) and set(clients) <= {e["client_id"] for e in forgotten}:
+    if not any(updates.counts.values()) and set(clients) <= {f["client_id"] for f in forgotten}:
         return  # done, when this was interrupted
-    new_entries = [
+    forgettings = [
         {"client_id": c, "when": when, "updates": count, "aggregates": aggregates}
-        for c, count in found.updates.items()
+        for c, count in updates.counts.items()
     ]
-    lists = {FORGOTTEN: {"forgotten": chained(forgotten, new_entries)}}
+    lists = {FORGOTTEN: {"forgotten": chained(forgotten, forgettings)}}
     if repairs:
         lists[REPAIRS] = {"repairs": repairs}
     indices = {recording.indices[c] for c in clients}

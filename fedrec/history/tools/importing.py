@@ -1,4 +1,4 @@
-"""Making a history of an export, of which nothing is believed before it is checked."""
+"""Making a history of an export, every part of which is checked before it is used."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fedrec.exceptions import (
     HistoryCorruptedError,
     HistoryFormatError,
 )
-from fedrec.history.lmdb.audit import broken_entries
 from fedrec.history.lmdb.encryption import CIPHER, KEYS, Keys
 from fedrec.history.lmdb.encryption import master_key as read_master_key
 from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_place
+from fedrec.history.lmdb.forgotten import broken_chain
 from fedrec.history.lmdb.history import LMDBHistory
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.records import FORGOTTEN, MANIFEST, REPAIRS, StoredManifest, canonical, key
@@ -110,11 +110,11 @@ def import_history(
         manifest = replace(manifest, encryption=CIPHER)
         keys = Keys.create(str(path), manifest.clients, master)
     recording = StoredManifest(str(path), manifest, keys)
-    recording.forgotten = {one["client_id"]: one["when"] for one in content["forgotten"]}
+    recording.forgotten = {f["client_id"]: f["when"] for f in content["forgotten"]}
     if (directory / DATA).exists():
         raise HistoryFormatError(f"`{directory}` already holds a history. HINT: use another path.")
     require_room_for_all(directory, replace(manifest, max_rounds=max(1, len(files))), None)
-    made = not directory.exists()
+    is_new = not directory.exists()
     lock = WriterLock(directory)
     try:
         with beside(directory) as new:
@@ -128,8 +128,8 @@ def import_history(
             Environment.create(new, records, None)
             history = LMDBHistory(new, master_key=master_key)
             try:
-                for t, one in enumerate(files):
-                    history.append(_read_round(source / one["file"], one, t, recording, files))
+                for t, file in enumerate(files):
+                    history.append(_read_round(source / file["file"], file, t, recording, files))
                     if progress is not None:
                         progress(2 * len(files) - 1 - t)
             finally:
@@ -141,7 +141,7 @@ def import_history(
     except BaseException:
         if keys is not None and not (directory / DATA).exists():
             (directory / KEYS).unlink(missing_ok=True)
-        if made:
+        if is_new:
             shutil.rmtree(directory, ignore_errors=True)
         raise
     finally:
@@ -151,16 +151,16 @@ def import_history(
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Read what an export says about itself; `manifest` becomes a `Manifest`."""
+    """Read the `manifest.json` of an export; its `manifest` becomes a `Manifest`."""
 
     def no_number(text: str) -> NoReturn:
         raise ValueError(f"{text} is not a number")
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) != len(pairs):
             raise ValueError("a name is there twice")
-        return found
+        return mapping
 
     if not path.exists():
         raise HistoryFormatError(f"`{path.parent}` is no export: it has no `{MANIFEST_FILE}`.")
@@ -195,45 +195,48 @@ def _check_lists(path: Path, raw: Mapping[str, Any], manifest: Manifest) -> None
     for name in ("repairs", "forgotten", "rounds"):
         if not isinstance(raw[name], list) or not all(isinstance(x, dict) for x in raw[name]):
             refuse(path, f"`{name}` is not a list of mappings")
-    for t, one in enumerate(raw["rounds"]):
-        if one.keys() != {"file", "num_bytes", "sha256"} or one["file"] != round_file(t):
+    for t, file in enumerate(raw["rounds"]):
+        if file.keys() != {"file", "num_bytes", "sha256"} or file["file"] != round_file(t):
             refuse(path, f"entry {t} of `rounds` is not that of `{round_file(t)}`")
-    for one in raw["forgotten"]:
+    for forgetting in raw["forgotten"]:
+        texts = [forgetting.get(name) for name in ("client_id", "when", "previous")]
         if (
-            one.keys() != {"client_id", "when", "updates", "aggregates", "previous"}
-            or not all(isinstance(one[name], str) for name in ("client_id", "when", "previous"))
-            or one["client_id"] not in manifest.clients
+            forgetting.keys() != {"client_id", "when", "updates", "aggregates", "previous"}
+            or not all(isinstance(text, str) for text in texts)
+            or forgetting["client_id"] not in manifest.clients
         ):
             refuse(path, "`forgotten` does not say which client was forgotten when")
-    for one in raw["repairs"]:
+    for repair in raw["repairs"]:
         if (
-            one.keys() != {"rounds_before", "rounds", "dropped"}
-            or not isinstance(one["dropped"], list)
-            or not all(isinstance(x, list) and len(x) == 2 for x in one["dropped"])
+            repair.keys() != {"rounds_before", "rounds", "dropped"}
+            or not isinstance(repair["dropped"], list)
+            or not all(
+                isinstance(update, list) and len(update) == 2 for update in repair["dropped"]
+            )
         ):
             refuse(path, "`repairs` does not say what was dropped")
-    broken = broken_entries(raw["forgotten"])
+    broken = broken_chain(raw["forgotten"])
     if broken:
         refuse(path, broken[0].reason)
 
 
 def _read_round(
     path: Path,
-    entry: Mapping[str, Any],
+    listed: Mapping[str, Any],
     t: int,
     recording: StoredManifest,
     files: list[dict[str, Any]],
 ) -> RoundArrays:
-    """Read the file of a round, and check all that can be checked."""
+    """Read the file of a round, which is as it is listed or refused."""
     with open_plain(path) as file:
-        if os.fstat(file.fileno()).st_size != entry["num_bytes"]:
-            refuse(path, f"it does not have {entry['num_bytes']} bytes")
-        if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+        if os.fstat(file.fileno()).st_size != listed["num_bytes"]:
+            refuse(path, f"it does not have {listed['num_bytes']} bytes")
+        if hashlib.file_digest(file, "sha256").hexdigest() != listed["sha256"]:
             refuse(path, "its checksum is wrong")
         file.seek(0)
         try:
             with zipfile.ZipFile(file) as archive:
-                arrays = read_arrays(path, archive, entry["num_bytes"], recording.manifest)
+                arrays = read_arrays(path, archive, listed["num_bytes"], recording.manifest)
         except FedrecError:
             raise
         except (
@@ -256,7 +259,7 @@ def _read_round(
 def _round(
     path: Path, arrays: Mapping[str, Any], t: int, recording: StoredManifest, num_rounds: int
 ) -> RoundArrays:
-    """Put a round together that the history can have had."""
+    """Return a round of these arrays, if the history can have had it."""
     present, kept, updates = arrays["present"], arrays["client_ids"], arrays["updates"]
     cohort, refused, reasons = arrays["cohort"], arrays["refused"], arrays["reasons"]
     bounds = arrays["bounds"]
@@ -276,7 +279,7 @@ def _round(
         refuse(path, "its cohort is not who is present and who was refused")
     if (arrays["num_samples"] < 0).any():
         refuse(path, "it has a negative number of samples")
-    made = RoundArrays(
+    result = RoundArrays(
         round=t,
         global_weights=arrays["global_weights"].astype(np.float32),
         client_ids=tuple(present),
@@ -293,21 +296,21 @@ def _round(
         ),
         dropped=frozenset(present) - frozenset(kept),
     )
-    made.check(recording.manifest, t)
+    result.check(recording.manifest, t)
     recording.require_known(present)
     if kept:
         largest = largest_magnitudes(updates)
         if not (np.isfinite(bounds).all() and (largest <= bounds).all()):
             refuse(path, "an update exceeds the bound that is said to hold for it")
     _require_exact(recording, updates)
-    return made
+    return result
 
 
 def _departure(path: Path, texts: list[str], recording: StoredManifest) -> dict[str, Any]:
-    """Read why the executor had left its plan; what it says is checked when the round is read."""
+    """Read why the executor had left its plan; its values are checked when the round is read."""
     try:
-        found = json.loads(texts[0])
-        result = {name: found[name] for name in ("round", "reason", "client", "difference")}
+        departure = json.loads(texts[0])
+        result = {name: departure[name] for name in ("round", "reason", "client", "difference")}
         recording.require_known([c for c in (result["client"],) if c is not None])
         return result
     except (ValueError, LookupError, TypeError, RecursionError) as error:

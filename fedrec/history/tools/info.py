@@ -1,4 +1,4 @@
-"""What a history holds, without reading its updates."""
+"""Facts about a history: sizes, clients, settings, without reading its updates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.history.lmdb.environment import DATA, Environment
-from fedrec.history.lmdb.loading import load
-from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.space import expected_bytes
 
 __all__ = ["HistoryInfo", "history_folder", "info"]
@@ -97,8 +96,8 @@ def info(path: str | os.PathLike[str], *, master_key: str | None = None) -> Hist
         >>> with tempfile.TemporaryDirectory() as path:
         ...     with LMDBHistory(path, codec="int8") as history:
         ...         history.begin(manifest)
-        ...     found = info(path)
-        >>> found.num_rounds, found.max_rounds, found.num_clients, found.codec
+        ...     facts = info(path)
+        >>> facts.num_rounds, facts.max_rounds, facts.num_clients, facts.codec
         (0, 5, 2, 'int8')
     """
     folder = history_folder(path)

@@ -1,4 +1,4 @@
-"""Reading `.npz` files that may come from anywhere: no size, type or name in them is believed."""
+"""Reading `.npz` files that may come from anywhere: every size, type and name is checked."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def read_arrays(
     names |= set() if CODECS[manifest.codec].lossless else {"max_error.npy"}
     names |= {"buffers.npy"} if manifest.num_buffers else set()
     members = archive.infolist()
-    found = {m.filename for m in members}
+    stored = {m.filename for m in members}
     # An export by an inexact codec may become a history by an exact one.
     optional = {"max_error.npy", "departure.npy"}
-    if found - optional != names - optional or len(found) != len(members):
+    if stored - optional != names - optional or len(stored) != len(members):
         refuse(path, f"its arrays are not {', '.join(sorted(names))}")
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -106,11 +106,11 @@ def _read_array(path: Path, name: str, stream: IO[bytes], size: int, manifest: M
         "bounds": ("<f8", (n,)),
         "max_error": ("<f8", (n,)),
     }
-    wanted, most = kinds.get(name, ("<U", (n,)))
-    text = wanted == "<U"
+    dtype, most = kinds.get(name, ("<U", (n,)))
+    text = dtype == "<U"
     exact = name in ("global_weights", "aggregate", "buffers")
     if (
-        (descr[:2] if text else descr) != wanted
+        (descr[:2] if text else descr) != dtype
         or len(shape) != len(most)
         or shape[1:] != most[1:]
         or (shape[0] != most[0] if exact else shape[0] > most[0])
@@ -124,6 +124,6 @@ def _read_array(path: Path, name: str, stream: IO[bytes], size: int, manifest: M
     if len(data) != num_bytes:
         refuse(path, f"`{name}` is cut short")
     if not text:
-        return np.frombuffer(data, wanted).reshape(shape)
+        return np.frombuffer(data, dtype).reshape(shape)
     rows = (data[k * item : (k + 1) * item] for k in range(shape[0]))
     return [row.decode("utf-32-le").rstrip("\0") for row in rows]

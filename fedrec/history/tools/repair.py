@@ -17,9 +17,8 @@ from typing import Any
 from fedrec.exceptions import HistoryCorruptedError, HistoryError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_place
-from fedrec.history.lmdb.loading import load
 from fedrec.history.lmdb.lock import WriterLock
-from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
 from fedrec.history.tools.check import BROKEN_CHAIN, check
 from fedrec.history.tools.copying import Progress, copy_rounds, require_whole
@@ -169,19 +168,19 @@ def repair(
         if recording.is_locked:
             recording.require_keys()
         damage: list[Damage] = []
-        for left, found in check(recording, environment):
-            damage += found
+        for left, damage_of_round in check(recording, environment):
+            damage += damage_of_round
             if progress is not None:
                 progress(left)
         with environment.read() as txn:
-            stored = Snapshot(recording, environment, txn).stored()
+            stored = Snapshot(recording, environment, txn).round_numbers()
         whole = Repair(
             damage=(), rounds_before=len(stored), rounds=len(stored), dropped=(), backup=None
         )
         if not damage:
             return whole
         backup = directory / BACKUP
-        # One that is the file itself was left by a repair that was killed just before its end.
+        # A backup that is the file itself was left by a repair that was killed just before its end.
         if backup.exists() and not backup.samefile(directory / DATA):
             raise HistoryError(
                 f"History `{directory}` was repaired before, and what was damaged then is still in "
@@ -196,11 +195,11 @@ def repair(
         lost = {(d.round, d.client_id) for d in damage if d.client_id is not None}
         ids = recording.client_ids
         dropped = tuple((t, c) for t in range(rounds) for c in ids if (t, c) in lost)
-        done = {"rounds_before": len(stored), "rounds": rounds, "dropped": dropped}
+        note = {"rounds_before": len(stored), "rounds": rounds, "dropped": dropped}
         manifest = dataclasses.replace(recording.manifest, store_id=uuid.uuid4().hex)
         copied = StoredManifest(recording.history, manifest, recording.keys)
         repairs, forgotten = _lists(recording, environment)
-        lists = {REPAIRS: {"repairs": [*repairs, done]}}
+        lists = {REPAIRS: {"repairs": [*repairs, note]}}
         if forgotten:
             lists[FORGOTTEN] = {"forgotten": forgotten}
         copy_rounds(
@@ -227,9 +226,9 @@ def repair(
 def _rounds_left(damage: list[Damage], stored: list[int]) -> int:
     """Return how many rounds a recovery can still rely on."""
     ends = (
-        one.round - (one.reason == BROKEN_CHAIN)
-        for one in damage
-        if one.round is not None and one.client_id is None
+        d.round - (d.reason == BROKEN_CHAIN)
+        for d in damage
+        if d.round is not None and d.client_id is None
     )
     return min(ends, default=len(stored))
 
@@ -238,15 +237,15 @@ def _lists(
     recording: StoredManifest, environment: Environment
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the lists of repairs and of forgotten clients, empty if they are damaged."""
-    found = []
+    lists = []
     with environment.read() as txn:
         snapshot = Snapshot(recording, environment, txn)
         for read in (snapshot.repairs, snapshot.forgotten):
             try:
-                found.append(read())
+                lists.append(read())
             except DamagedRecordError:
-                found.append([])
-    return found[0], found[1]
+                lists.append([])
+    return lists[0], lists[1]
 
 
 @contextmanager

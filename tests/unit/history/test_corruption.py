@@ -6,8 +6,10 @@ import json
 import os
 import re
 import struct
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +159,8 @@ def test_record_of_another_history_is_found(
     arrays: Callable[..., RoundArrays],
 ) -> None:
     path = recorded(num_rounds=3)
-    fields = {**vars(manifest)}
-    del fields["store_id"]
     other = LMDBHistory(tmp_path / "other")
-    other.begin(Manifest(**fields))
+    other.begin(replace(manifest, store_id=uuid.uuid4().hex))
     other.append(arrays(0))
     other.close()
     with database(other.path, "updates") as (txn, db):
@@ -226,7 +226,7 @@ def test_round_record_that_does_not_say_how_far_off_an_update_is(
     store = LMDBHistory(tmp_path, codec=codec)
     store.begin(manifest)
     store.append(arrays(0))
-    recording = store._load()
+    recording = store._open()[0]
     store.close()
     with database(tmp_path, "rounds") as (txn, db):
         record = txn.get(key(0, ROUND), db=db)
@@ -256,7 +256,7 @@ def test_records_behind_the_last_round_are_no_trap(
     path = recorded(num_rounds=3)
     store = LMDBHistory(path)
     store.append(arrays(3))
-    environment = store._open()
+    environment = store._open()[1]
     with environment.write(0) as txn:
         environment.append(txn, "models", key(9, WEIGHTS), b"x")
     with pytest.raises(HistoryCorruptedError, match="behind its last round"):
@@ -317,7 +317,7 @@ def test_newer_format_is_refused(
 
 
 def test_unknown_codec_is_refused(tmp_path: Path, manifest: Manifest) -> None:
-    odd = Manifest(**{**vars(manifest), "codec": "float12"})
+    odd = replace(manifest, codec="float12")
     with pytest.raises(HistoryFormatError, match=r"`float12`.* Known: float32"):
         LMDBHistory(tmp_path).begin(odd)
 

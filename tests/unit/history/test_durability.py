@@ -55,11 +55,11 @@ def test_by_default_lmdb_waits_for_every_round(
     store = LMDBHistory(tmp_path)
     store.begin(manifest)
     store.append(arrays(0))
-    assert store._open()._env.flags()["sync"] is True
+    assert store._open()[1]._env.flags()["sync"] is True
     store.close()
     relaxed = LMDBHistory(tmp_path, sync_every=2)
     relaxed.append(arrays(1))
-    assert relaxed._open()._env.flags()["sync"] is False
+    assert relaxed._open()[1]._env.flags()["sync"] is False
     relaxed.close()
     assert synced == [2]
 

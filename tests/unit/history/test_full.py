@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,7 +56,7 @@ def test_map_too_small_to_begin(tmp_path: Path, manifest: Manifest) -> None:
     clients = {f"client-{i:05d}": 1 for i in range(5000)}
     store = LMDBHistory(tmp_path, map_size=2**16)
     with pytest.raises(HistoryFullError, match="larger `map_size`"):
-        store.begin(Manifest(**{**vars(manifest), "clients": clients}))
+        store.begin(replace(manifest, clients=clients))
     assert store.is_empty
     store.begin(manifest)
     assert store.rounds() == range(0)

@@ -17,7 +17,7 @@ def test_json_round_trip(manifest: Manifest) -> None:
 
 
 def test_every_recording_has_its_own_id(manifest: Manifest) -> None:
-    fields = {**vars(manifest)}
+    fields = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
     del fields["store_id"]
     assert len(bytes.fromhex(manifest.store_id)) == 16
     assert Manifest(**fields).store_id != manifest.store_id

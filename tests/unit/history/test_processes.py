@@ -314,7 +314,7 @@ def test_recording_again_where_a_history_was_deleted(
     store = LMDBHistory(path)
     assert store.verify() == range(2)
     (path / "data.mdb").unlink()
-    fresh = Manifest(**{**vars(manifest), "seed": 5})
+    fresh = replace(manifest, seed=5)
     store.begin(fresh)
     store.append(arrays(0))
     assert store.manifest == fresh

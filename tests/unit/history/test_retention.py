@@ -197,7 +197,7 @@ def test_killed_in_a_round_nothing_is_missing(
     for t in range(4):
         store.append(arrays(t))
     calls = 0
-    environment = store._open()
+    environment = store._open()[1]
     write = environment.write
 
     def dies(num_bytes: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, HistoryFormatError
 from fedrec.history import Codec, Encoded, LMDBHistory, Manifest, register_codec
 from fedrec.history.codecs import CODECS, Float16Codec
-from fedrec.history.lmdb.records import StoredManifest
 from fedrec.history.rounds import RoundArrays
 
 D, ROUND = 2000, 2**32 - 1
@@ -125,11 +125,11 @@ def test_sizes(stored: Callable[[str], Path]) -> None:
 
 def test_codec_of_a_new_history(tmp_path: Path, manifest: Manifest) -> None:
     """That of the store, else that of the manifest."""
-    as_manifest = Manifest(**{**vars(manifest), "codec": "zstd"})
+    as_manifest = replace(manifest, codec="zstd")
     for given, found in ((None, "zstd"), ("int8", "int8")):
         with LMDBHistory(tmp_path / found, codec=given) as history:
             history.begin(as_manifest)
-            assert history.manifest == Manifest(**{**vars(manifest), "codec": found})
+            assert history.manifest == replace(manifest, codec=found)
     with LMDBHistory(tmp_path / "default") as history:
         history.begin(manifest)
         assert history.manifest.codec == "float32"
@@ -216,11 +216,10 @@ def test_payload_that_makes_no_sense(
     """Even with all checksums right, what is no vector is an error that says where it is."""
     path = stored(codec)
     store = LMDBHistory(path)
-    recording: StoredManifest = store._load()
-    environment = store._open()
+    recording, environment = store._open()
     data, checksum = recording.pack(1, 2, payload, codec=recording.codec.id, dtype=1, size=D)
     entry = json.loads(values_of(store)[48:])
-    entry["updates"][2] = f"{checksum:016x}"
+    entry["updates"][2] = checksum
     record, _ = recording.pack(1, ROUND, json.dumps(entry).encode())
     with environment.write(0) as txn:
         key = (1).to_bytes(4) + (2).to_bytes(4)
@@ -235,7 +234,7 @@ def test_payload_that_makes_no_sense(
 
 def values_of(store: LMDBHistory) -> bytes:
     """Return the round record of round 1 of an open store."""
-    environment = store._open()
+    environment = store._open()[1]
     with environment.read() as txn:
         found = environment.cursor(txn, "rounds").get((1).to_bytes(4) + ROUND.to_bytes(4))
         return bytes(found)

@@ -10,7 +10,7 @@ import torch
 
 from fedrec.exceptions import ConfigurationError
 from fedrec.metrics import CostLedger, rounds_to_converge
-from fedrec.recipe.stored import method_result
+from fedrec.recipe.step_results import method_result
 from fedrec.types import RunResult
 
 

@@ -26,7 +26,7 @@ from fedrec.recipe.folder import RunFolder, existing, recording_part
 from fedrec.recipe.results import collect_results
 from fedrec.recipe.runner import is_done
 from fedrec.recipe.schema import build_parts, folder_name
-from fedrec.recipe.stored import CONVERGENCE
+from fedrec.recipe.step_results import CONVERGENCE
 
 _RECIPE = """
 extends: small.yaml

@@ -1,4 +1,4 @@
-"""What of a run folder was deleted, and what can be made of what is left."""
+"""Repairing a run folder some of whose files were deleted, from the files that are left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrec.recipe.folder import RunFolder
 from fedrec.recipe.results import excluded_clients, recovery_spec
 from fedrec.recipe.schema import Recipe, build_parts, label_of
 
-__all__ = ["history_is_gone", "mend"]
+__all__ = ["history_is_gone", "repair"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ _FILES = ("ledger.csv", "model.ckpt")
 
 
 def history_is_gone(folder: RunFolder) -> ConfigurationError:
-    """Return the error of a run with work left, whose finished recording lost its history.
+    """Return the error of a run that has work left, but whose recording lost its history.
 
-    It is not recorded again unasked: recoveries that took hours would have to be made again, too.
+    The recording is not made again unasked: recoveries that took hours would have to be, too.
 
     Args:
         folder: The run folder.
@@ -40,14 +40,15 @@ def history_is_gone(folder: RunFolder) -> ConfigurationError:
     )
 
 
-def mend(folder: RunFolder, recipe: Recipe) -> None:
-    """Make the files of finished recoveries that were deleted again, from their checkpoints.
+def repair(folder: RunFolder, recipe: Recipe) -> None:
+    """Make the deleted files of finished recoveries again, from the recoveries' checkpoints.
 
-    Where that cannot be, the recovery counts as begun, if there is a history to do it again from.
+    A recovery without a checkpoint is marked as not finished, so that it is made again, if the
+    history is there.
 
     Args:
         folder: The run folder.
-        recipe: What it was made from.
+        recipe: The run's recipe.
     """
     config = recipe.config
     exclude = excluded_clients(folder, config)

@@ -1,4 +1,4 @@
-"""Pieces that every page is made of; what comes from users is escaped here."""
+"""The HTML elements of pages; text of users is escaped here."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def document(title: str, kind: str, header: str, main: str) -> bytes:
     """Return a whole page, which fetches nothing and runs no script but its own.
 
     Args:
-        title: Its heading, as text.
-        kind: What stands above the heading.
+        title: Heading of the page, as text.
+        kind: Text above the heading.
         header: HTML below the heading.
-        main: HTML of its sections.
+        main: HTML of the sections.
     """
     files = resources.files("fedrec.report")
     style = (files / "page.css").read_text(encoding="utf-8")
     script = (files / "page.js").read_text(encoding="utf-8")
-    # Only this very script may run, whatever a recipe has put into the page.
+    # The policy lets only this script run, even if a recipe has put another into the page.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     name = escape(title)
@@ -40,10 +40,10 @@ def document(title: str, kind: str, header: str, main: str) -> bytes:
 
 
 def section(title: str, content: str) -> str:
-    """Return a section, or nothing for nothing.
+    """Return a section; an empty text if it has no content.
 
     Args:
-        title: Its heading, as text.
+        title: Heading of the section, as text.
         content: HTML.
     """
     return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
@@ -55,7 +55,7 @@ def note(text: str) -> str:
 
 
 def number(value: float | None, text: str) -> str:
-    """Return a figure that keeps its exact value beside the rounded text.
+    """Return a rounded number as HTML that also holds the exact value.
 
     Examples:
         >>> number(0.05172, "0.052"), number(None, "-")
@@ -65,9 +65,9 @@ def number(value: float | None, text: str) -> str:
 
 
 def breakable(name: str) -> str:
-    """Return a name as HTML that may be broken between its parts.
+    """Return a name as HTML that may be broken between its words.
 
-    The narrower a table, the less of it is out of sight, and nothing breaks in the middle of words.
+    That makes tables narrower, without breaks in the middle of a word.
 
     Examples:
         >>> breakable("TrainFromScratch, k=1")
@@ -77,13 +77,13 @@ def breakable(name: str) -> str:
 
 
 def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
-    """Return a table that scrolls by itself, by keyboard too, and shades an edge if it does.
+    """Return a table that scrolls by itself if it is wide, also by keyboard.
 
     Args:
-        label: What it shows, for those who cannot see it.
+        label: Description of the table, for screen readers.
         heads: Column headings, as text; empty for no row of headings.
-        rows: Cells as HTML; the first one names the row.
-        style: CSS class.
+        rows: Rows of cells as HTML; the first cell names the row.
+        style: CSS class of the table.
     """
     head = "".join(f'<th scope="col">{breakable(name)}</th>' for name in heads)
     body = "".join(

@@ -1,4 +1,4 @@
-"""What a run folder keeps of a recording and of a recovery."""
+"""The results that a run folder keeps of each step: recording, detection, recovery."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fedrec.history import HistoryStore
 from fedrec.metrics import rounds_to_converge
 from fedrec.types import Detection, RunResult
 
-__all__ = ["CONVERGENCE", "detection_result", "method_result", "recording_result"]
+__all__ = ["CONVERGENCE", "detection_result", "finite", "method_result", "recording_result"]
 
-#: What is kept of a recovery that converged while its error was computed in every round.
+#: Figures of a recovery that converged, if its error was computed in every round.
 CONVERGENCE = ("rounds_to_converge", "exact_rounds_to_converge", "local_steps_to_converge")
 
 
 def recording_result(
     result: RunResult, history: HistoryStore, *, synthetic: bool
 ) -> dict[str, Any]:
-    """Return what is kept of a recording, besides what the test says.
+    """Return the result to keep of a recording, except TER and ASR.
 
     Args:
-        result: From `FederatedLoop.record`.
-        history: Where it was stored.
-        synthetic: Whether its data only stand in for real ones.
+        result: The result of `FederatedLoop.record`.
+        history: The history of the recording.
+        synthetic: Whether the data set is made up and only stands in for a real one.
     """
     manifest = history.manifest
     return {
@@ -48,11 +48,11 @@ def recording_result(
 
 
 def detection_result(detection: Detection, truth: Sequence[str]) -> dict[str, Any]:
-    """Return what is kept of a detection.
+    """Return the result to keep of a detection.
 
     Args:
         detection: The verdict.
-        truth: Who was malicious.
+        truth: Ids of the malicious clients.
     """
     return {
         "malicious": list(detection.malicious),
@@ -66,10 +66,10 @@ def detection_result(detection: Detection, truth: Sequence[str]) -> dict[str, An
 
 
 def method_result(result: RunResult) -> dict[str, Any]:
-    """Return what is kept of a recovery, besides what the test says.
+    """Return the result to keep of a recovery, except TER and ASR.
 
     Args:
-        result: From `FederatedLoop.recover`.
+        result: The result of `FederatedLoop.recover`.
     """
     ledger = result.ledger
     cp = ledger.cp() if ledger is not None else {}
@@ -89,9 +89,9 @@ def method_result(result: RunResult) -> dict[str, Any]:
 
 
 def _convergence(result: RunResult) -> dict[str, float | None]:
-    """Return the rounds until the model converged, and what a client did in them, on average.
+    """Return the rounds until the model converged, and what a client computed in them, on average.
 
-    Nothing, if the error is not known after every round.
+    All are `None` if the test error is not known after every round.
     """
     rounds = None
     if len(result.curve) == result.rounds and all("ter" in row for row in result.curve):
@@ -105,7 +105,7 @@ def _convergence(result: RunResult) -> dict[str, float | None]:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Leave out what JSON cannot say.
+    """Return the numbers that are finite: JSON has no others.
 
     Args:
         values: Numbers by name.

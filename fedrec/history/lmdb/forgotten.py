@@ -1,4 +1,4 @@
-"""Who was forgotten when: a list in the history, and a note while it is being done."""
+"""Who was forgotten when: a list in the history, and a note while clients are being forgotten."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from fedrec.exceptions import HistoryCorruptedError
 from fedrec.history.lmdb.damage import Damage
 from fedrec.history.lmdb.records import FORGOTTEN, NAMES, canonical, digest
 
-__all__ = ["broken_entries", "chained", "note", "noted"]
+__all__ = ["broken_chain", "chained", "note", "noted"]
 
 NOTE = "forgetting.json"
 
 
 def chained(
-    entries: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+    forgettings: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a list with new entries at its end, each with the hash of the one before."""
-    result = [dict(entry) for entry in entries]
-    for entry in new:
-        result.append({**entry, "previous": digest(canonical(result[-1])) if result else ""})
+    """Return the list with new forgettings at its end, each with the hash of the one before."""
+    result = [dict(forgetting) for forgetting in forgettings]
+    for forgetting in new:
+        result.append({**forgetting, "previous": digest(canonical(result[-1])) if result else ""})
     return result
 
 
-def broken_entries(entries: Sequence[Mapping[str, Any]]) -> list[Damage]:
-    """Return the first entry that does not follow the one before it, if there is one."""
+def broken_chain(forgettings: Sequence[Mapping[str, Any]]) -> list[Damage]:
+    """Return the first forgetting that does not follow the one before it, if there is one."""
     previous = ""
-    for number, entry in enumerate(entries, start=1):
-        if entry.get("previous") != previous:
+    for number, forgetting in enumerate(forgettings, start=1):
+        if forgetting.get("previous") != previous:
             reason = f"entry {number} does not follow the one before it: one was changed or removed"
             return [Damage(part=NAMES[FORGOTTEN], reason=reason)]
-        previous = digest(canonical(entry))
+        previous = digest(canonical(forgetting))
     return []
 
 
 def note(directory: Path, content: Mapping[str, Any]) -> None:
-    """Note down that clients are being forgotten, so that nobody takes it for done."""
+    """Note that clients are being forgotten, until they are."""
     write_atomically(directory / NOTE, canonical(content) + b"\n", private=True)
 
 
 def noted(directory: Path, store_id: str) -> dict[str, Any] | None:
-    """Return what was noted down for the history with this id and not finished.
+    """Return the note of clients that are being forgotten in the history with this id, if any.
 
     Raises:
         HistoryCorruptedError: If it cannot be read.
     """
     path = directory / NOTE
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        mine = found["store_id"] == store_id
-        found["clients"], found["when"], found["aggregates"]
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        is_of_this_history = content["store_id"] == store_id
+        content["clients"], content["when"], content["aggregates"]  # are there
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -61,4 +61,4 @@ def noted(directory: Path, store_id: str) -> dict[str, Any] | None:
             f"`{path}`, which says which clients are being forgotten, cannot be read: {error}. "
             "HINT: remove it, and forget them again."
         ) from error
-    return found if mine else None
+    return content if is_of_this_history else None

@@ -14,7 +14,7 @@ import torch
 from fedrec.exceptions import ConfigurationError, RecipeError
 from fedrec.loop.checkpoint import load_state
 from fedrec.recipe import load_recipe, run
-from fedrec.recipe.fitting import check_fit
+from fedrec.recipe.model_fit import check_fit
 from fedrec.recipe.schema import build_parts
 
 _OWN = """

@@ -1,4 +1,4 @@
-"""Whether the model of a recipe fits its data."""
+"""Checking that the model of a recipe fits its data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedrec.attacks.base import Attack
-from fedrec.clients.local import generators_restored
+from fedrec.clients.generators import generators_restored
 from fedrec.data import FederatedDataModule
 from fedrec.exceptions import RecipeError, expected
 from fedrec.recipe.failures import reason_of
@@ -24,12 +24,12 @@ __all__ = ["check_fit"]
 def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
     """Let a recipe's model predict two test samples, and compare its outputs with the classes.
 
-    More outputs than classes are fine. The model is made for this alone, since one that keeps a
-    state may be another after it has predicted; nor does any random number generator move on.
+    More outputs than classes are fine. The model is built for this check alone, since predicting
+    may change a model's state. Random number generators are left as they are.
 
     Args:
-        recipe: From `load_recipe`.
-        data: The recipe's data, which are loaded.
+        recipe: A recipe from `load_recipe`.
+        data: The recipe's data; this check loads them.
 
     Raises:
         RecipeError: If the model cannot take the samples, gives no logits, or has fewer outputs
@@ -38,7 +38,7 @@ def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
     with generators_restored(torch.device("cpu")), torch.no_grad():
         parts = build_parts(recipe)
         model = parts.model.eval()
-        # As the test takes them: a data set may do something to its samples.
+        # Test samples, as the test takes them: the two data sets may transform samples differently.
         dataset = data.train_dataset if data.test_dataset is None else data.test_dataset
         samples = [dataset[i] for i in range(min(2, len(dataset)))]
         inputs = default_collate(samples)[0]
@@ -58,37 +58,40 @@ def check_fit(recipe: Recipe, data: FederatedDataModule) -> None:
         _check_target(parts.attack, 2)
         return
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(inputs):
-        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        form = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise RecipeError(
             f"model: Expected `{name}.forward` to give logits of shape ({len(inputs)}, {classes}) "
-            f"for {len(inputs)} samples, but got {found}."
+            f"for {len(inputs)} samples, but got {form}."
         )
-    if output.shape[1] < classes:
-        has, wanted = output.shape[1], f"at least {classes}, the number of classes of the data"
+    outputs = output.shape[1]
+    if outputs < classes:
+        requirement = f"at least {classes}, the number of classes of the data"
         if "num_classes" in _arguments(recipe.config, model):
             hint = f"`model.init_args.num_classes={classes}` fits."
-            text = expected("num_classes", wanted, has, hint=hint)
+            text = expected("num_classes", requirement, outputs, hint=hint)
             raise RecipeError(f"model.init_args.num_classes: {text}")
-        raise RecipeError(f"model: {expected(f'outputs of {name}', wanted, has)}")
-    _check_target(parts.attack, output.shape[1])
+        raise RecipeError(f"model: {expected(f'outputs of {name}', requirement, outputs)}")
+    _check_target(parts.attack, outputs)
 
 
 def _check_target(attack: Attack | None, num_outputs: int) -> None:
     """Refuse an attack that aims at a label that the model cannot predict."""
     label = None if attack is None else attack.target_label
     if label is not None and label >= num_outputs:
-        wanted = f"below {num_outputs}, the number of classes that the model predicts"
-        raise RecipeError(f"attack: {expected('target_label', wanted, label)}")
+        requirement = f"below {num_outputs}, the number of classes that the model predicts"
+        raise RecipeError(f"attack: {expected('target_label', requirement, label)}")
 
 
 def _misfit(given: Mapping[str, Any], model: type, inputs: Tensor, error: Exception) -> list[str]:
-    """Return the arguments of a model that do not fit its inputs; that it does not, if none does.
+    """Return a mistake for every argument of a model that does not fit the data.
+
+    If no argument is known to be wrong, it is one mistake about the model.
 
     Args:
-        given: What the model was made with.
-        model: Its class.
-        inputs: What it could not take.
-        error: What it raised.
+        given: The model's arguments, by name.
+        model: The model's class.
+        inputs: The inputs that the model failed on.
+        error: The error that it raised.
     """
     shape = tuple(inputs.shape[1:])
     fitting = {"in_features": inputs[0].numel()}
@@ -108,7 +111,7 @@ def _misfit(given: Mapping[str, Any], model: type, inputs: Tensor, error: Except
 
 
 def _arguments(config: Mapping[str, Any], model: pl.LightningModule) -> dict[str, Any]:
-    """Return what the model was made with, its defaults included."""
+    """Return the model's arguments by name, with its class's defaults for those not given."""
     node = config["model"]
     given = (node.get("init_args") or {}) if isinstance(node, Mapping) else {}
     parameters = inspect.signature(type(model)).parameters
