@@ -69,8 +69,8 @@ class VectorizedExecutor(Executor):
     4. `"vmap"` is left out on a CPU if the module has convolutions, which are slower there with
        stacked weights than one after another. `"loop"` goes before `"grouped"` there if activations
        take more than 16 MiB a client and no convolution is computed by its winners: nothing is to
-       be gained then. Winners are computed in float32, where at most half of the outputs win,
-       without dilation, groups, `ceil_mode` and indices.
+       be gained then. Winners are computed in float32, where at most a third of the outputs
+       win, without dilation, groups, `ceil_mode` and indices.
 
     `"grouped"` is refused where a trainable parameter is not used exactly once, by a `Linear`,
     `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, where samples meet in any other way than

@@ -38,9 +38,9 @@ _SMALL_KERNEL = 32
 _SMALL_PRODUCTS = 128
 # Bytes of outputs that oneDNN makes at a time, for pooling to find them in the cache.
 _BLOCK = 1 << 20
-# Of the outputs at most this share may win. A winner costs about twice as much as an output does in
-# a dense pass, and a quarter wins in the usual pooling.
-_LARGEST_SHARE = 0.5
+# Of the outputs at most this share may win: a winner costs about twice as much as an output does in
+# a dense pass. In the usual pooling it is a quarter. `benchmarks/winners.py` has the gain by share.
+_LARGEST_SHARE = 1 / 3
 _ENTRIES = 128  # of a window: what seven bits of a code can tell apart
 
 
@@ -163,17 +163,9 @@ class Fused:
             (n - k) // s + 1 for n, k, s in zip(padded, self.kernel, self.stride, strict=True)
         )
         self.windows = pooling.shape((0, 0, self.height, self.width))[2:]
-        row = self.channels
-        self.convolution = (
-            self.kernel[0],
-            self.kernel[1] * row,
-            self.stride[0],
-            self.stride[1] * row,
-            self.padding[0],
-            self.padding[1] * row,
-            padded[0],
-            padded[1] * row,
-        )
+        # What the kernels know of them: down, and across in numbers, as many as channels a pixel.
+        pairs = (self.kernel, self.stride, self.padding, padded)
+        self.convolution = tuple(n for a, b in pairs for n in (a, b * self.channels))
         size = pooling.size or (1, 1)
         self.geometry = (*size, *pooling.stride, *pooling.padding, self.height, self.width)
 
@@ -183,7 +175,8 @@ class Fused:
         Args:
             x: Images.
             result: Written, shape (samples, channels, height, width).
-            codes: Written, the same with channels last.
+            codes: Written, the same with channels last: the entry's number in its window, row by
+                row, and 128 more where the activation had a value that is not positive.
         """
         out = result.permute(0, 2, 3, 1)
         if not out.is_contiguous():
