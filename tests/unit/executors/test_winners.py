@@ -176,6 +176,10 @@ class Written(nn.Module):
         elif self.kind == "unusual":
             y = functional.max_pool2d(y, 2, dilation=2)
             y = functional.max_pool2d(self.other(y), 2, ceil_mode=True)
+        elif self.kind == "behind the watch":
+            with torch._C.DisableTorchFunction():
+                y = y + 1
+            y = functional.max_pool2d(self.other(y), 2)
         elif self.kind == "many winners":
             y = functional.max_pool2d(self.other(y).relu(), 2, stride=1)
         return self.head(y.flatten(1))
@@ -190,6 +194,7 @@ KINDS = {
     "used twice": "grouped",
     "without gradients": WINNERS,
     "unusual": "grouped",
+    "behind the watch": "grouped",
     "many winners": "grouped",
 }
 
