@@ -16,7 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Constant", "Count", "Kind", "Mean", "Mixed", "Operation", "Samples", "Sum", "rule_of"]
+__all__ = [
+    "CannotGroupError",
+    "Constant",
+    "Count",
+    "Kind",
+    "Mean",
+    "Mixed",
+    "Operation",
+    "Samples",
+    "Sum",
+    "rule_of",
+]
+
+
+class CannotGroupError(Exception):
+    """Clients cannot be computed together; the message says why."""
 
 
 @dataclass(frozen=True)

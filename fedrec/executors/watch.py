@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fedrec.clients.generators import global_state, put_global_state
 from fedrec.clients.state import ModuleState
 from fedrec.executors.kinds import (
+    CannotGroupError,
     Constant,
     Kind,
     Mean,
@@ -29,9 +30,7 @@ from fedrec.executors.kinds import (
     flat,
     rule_of,
 )
-
-if TYPE_CHECKING:
-    from fedrec.executors.winners import Deferrals
+from fedrec.executors.winners import Deferrals
 
 __all__ = [
     "CannotGroupError",
@@ -43,10 +42,6 @@ __all__ = [
 ]
 
 _aten = torch.ops.aten
-
-
-class CannotGroupError(Exception):
-    """Clients cannot be computed together; the message says why."""
 
 
 def refuse_hooks(module: nn.Module) -> None:

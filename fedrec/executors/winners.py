@@ -23,8 +23,7 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd import Function
 from torch.nn import functional
 
-from fedrec.executors.kinds import flat
-from fedrec.executors.watch import CannotGroupError
+from fedrec.executors.kinds import CannotGroupError, flat
 from fedrec.functional.kernels._threads import share
 
 __all__ = ["Deferrals", "Output", "WinnersFunction", "kernels"]
