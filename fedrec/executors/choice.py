@@ -31,29 +31,40 @@ PATHS: dict[str, Train] = {
     "loop": train_in_a_loop,
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLED = (nn.Conv1d, nn.Conv2d)
 _NUM_TRIED = 8
 # Bytes of a chunk: activations ("grouped"), copies of the weights ("vmap").
 _BUDGET_ON_CPU = 256 << 20
 _BUDGET_ELSEWHERE = 2 << 30
+# Bytes of one client's activations from which on convolutions take no less time for several clients
+# at once than for one: what is between them waits for memory, and oneDNN has enough to do with one.
+_LARGE_ACTIVATIONS = 16 << 20
 
 
 @dataclass(frozen=True)
 class Choice:
     """A path, how many clients it takes at once, and why those before it were refused.
 
-    For `"grouped"` also whether the loss is a sum over samples, and no mean.
+    For `"grouped"` also whether the loss is a sum over samples, and no mean, and which convolutions
+    are computed by their winners.
     """
 
     path: str
     chunk_size: int | None = None
     refusals: tuple[str, ...] = ()
     is_sum: bool | None = None
+    winners: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The path, for people and for manifests."""
+        return f"{self.path} (winners)" if self.winners else self.path
 
     @property
     def train(self) -> Train:
         """The path's function."""
         if self.path == "grouped":
-            return partial(train_grouped, is_sum=self.is_sum)
+            return partial(train_grouped, is_sum=self.is_sum, winners=self.winners)
         return PATHS[self.path]
 
 
@@ -76,6 +87,7 @@ def choose(
     elif convolves and cohort.ctx.device.type == "cpu":
         candidates.remove("vmap")
     refusals: list[str] = []
+    slower: Choice | None = None
     trial = _Trial(cohort, state)
     for candidate in candidates:
         if candidate != "vmap" and not direct:
@@ -86,9 +98,13 @@ def choose(
             reason = trial.objection(candidate)
         if reason is None:
             size = trial.chunk_size(candidate)
-            return Choice(candidate, size, tuple(refusals), trial.is_sum)
+            found = Choice(candidate, size, tuple(refusals), trial.is_sum, trial.winners)
+            if path != "auto" or not (candidate == "grouped" and convolves and trial.is_slow):
+                return found
+            slower = found
+            continue
         refusals.append(f"{candidate}: {reason}")
-    return Choice("sequential", refusals=tuple(refusals))
+    return slower or Choice("sequential", refusals=tuple(refusals))
 
 
 def reason_of(error: Exception) -> str:
@@ -112,10 +128,18 @@ class _Trial:
         self.num_parameters = cohort.global_weights.numel()
         self.bytes_per_sample = 1.0
         self.is_sum: bool | None = None
+        self.winners: tuple[str, ...] = ()
         self.reference = SequentialExecutor().compute(
             self.cohort.clients, cohort.global_weights, cohort.ctx
         )
         state.restore()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether `"grouped"` takes no less time than a loop, for a module with convolutions."""
+        on_cpu = self.cohort.ctx.device.type == "cpu"
+        large = self.bytes_per_sample * self.largest > _LARGE_ACTIVATIONS
+        return on_cpu and large and not self.winners
 
     def chunk_size(self, path: str) -> int | None:
         """Return how many clients keep a chunk within the budget."""
@@ -131,9 +155,17 @@ class _Trial:
 
     def objection(self, path: str) -> str | None:
         """Say why a path is not right for these clients, or `None`."""
+        convolves = any(isinstance(layer, _POOLED) for layer in self.cohort.module.modules())
+        if path == "grouped" and convolves:
+            if self._objection(path, winners=None) is None and self.winners:
+                return None
+            self.winners = ()
+        return self._objection(path, winners=())
+
+    def _objection(self, path: str, winners: tuple[str, ...] | None) -> str | None:
         train, watches = PATHS[path], list[SampleWatch]()
         if path == "grouped":
-            train = partial(train_grouped, watches=watches)
+            train = partial(train_grouped, watches=watches, winners=winners)
         try:
             if path != "loop":
                 refuse_hooks(self.cohort.module)
@@ -150,6 +182,8 @@ class _Trial:
         if path != "grouped":
             return None
         self.is_sum = any(watch.loss_is_sum for watch in watches)
+        fused = {name for w in watches if w.deferrals is not None for name in w.deferrals.fused}
+        self.winners = tuple(sorted(fused))
         num_bytes = sum(watch.num_bytes for watch in watches)
         self.bytes_per_sample = num_bytes / sum(len(s[0]) for s in self.cohort.batches)
         return self._left_out({k: v for watch in watches for k, v in watch.left_out.items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
+from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
@@ -18,6 +20,7 @@ from fedrec.clients.step import training_step
 from fedrec.executors.cohort import Cohort
 from fedrec.executors.kinds import Sum
 from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_custom_gradients
+from fedrec.executors.winners import Deferrals, Output, WinnersFunction
 
 __all__ = ["refuse_shared_parameters", "train_grouped"]
 
@@ -33,6 +36,7 @@ def train_grouped(
     logs: LogMeans,
     watches: list[SampleWatch] | None = None,
     is_sum: bool | None = None,
+    winners: Collection[str] | None = (),
 ) -> None:
     r"""Compute one step of plain SGD for all clients in one forward and backward pass.
 
@@ -49,6 +53,8 @@ def train_grouped(
         watches: Gets what has watched the pass.
         is_sum: Whether the loss was a sum over samples when it was tried, and no mean. A divisor
             that is the number of samples in a pass by chance alone would make a mean of it.
+        winners: Names of convolutions that are computed by their winners where max-pooling follows;
+            `None` for all.
 
     Raises:
         CannotGroupError: If a trainable parameter belongs to no supported layer, or to one that is
@@ -58,7 +64,8 @@ def train_grouped(
     module, layout, count = cohort.module, cohort.ctx.layout, len(cohort.clients)
     rows = layout.unflatten(updates)
     batch = next(cohort.steps())
-    watch = SampleWatch(batch, sum(len(steps[0]) for steps in cohort.batches))
+    deferrals = None if winners == () else Deferrals(winners)
+    watch = SampleWatch(batch, sum(len(steps[0]) for steps in cohort.batches), deferrals)
     with (
         cohort.clients[0]
         .local_trainer(module, cohort.ctx)
@@ -71,7 +78,7 @@ def train_grouped(
             loss = training_step(module, batch, 0)
         if loss is None:
             raise CannotGroupError("training_step returned None")
-        refuse_custom_gradients(loss)
+        refuse_custom_gradients(loss, (WinnersFunction, GroupNormFunction))
         parts = watch.parts_of_mean("its loss", loss, count)
         watch.loss_is_sum = isinstance(watch.kind(loss), Sum)
         if is_sum is not None and watch.loss_is_sum is not is_sum:
@@ -90,6 +97,8 @@ def train_grouped(
             allow_unused=True,
         )
         logs.add(logged, count)
+    if deferrals is not None:
+        watch.num_bytes += deferrals.num_bytes
     cohort.refuse_other_weights()
     of_outputs, others = dict(zip(used, found, strict=False)), found[len(used) :]
     del found  # each gradient is let go when it has been used
@@ -112,6 +121,9 @@ def refuse_shared_parameters(module: nn.Module) -> None:
         raise CannotGroupError("layers share a parameter")
 
 
+Backward = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
 @dataclass(eq=False)
 class _Sink:
     """Where a layer's gradients go: the parameter's slice of every client's row, or `None`.
@@ -120,6 +132,8 @@ class _Sink:
         parameters: The layer's trainable parameters by name.
         inputs: What the layer's weight met in the forward pass.
         output: Where the gradient of the layer's output is found.
+        backward: Computes the gradients of weight and bias of each of so many clients from inputs
+            and gradient, where what was computed was more than the layer.
     """
 
     name: str
@@ -130,6 +144,13 @@ class _Sink:
     bias: Tensor | None = None
     inputs: Tensor | None = None
     output: GradientEdge | None = None
+    backward: Backward | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of clients."""
+        rows = self.bias if self.weight is None else self.weight
+        return 0 if rows is None else len(rows)
 
     def enter(self, inputs: Tensor) -> Tensor:
         """Keep what the weight meets; what comes out of the layer needs a gradient."""
@@ -138,10 +159,11 @@ class _Sink:
         self.inputs = inputs.detach()
         return inputs if inputs.requires_grad else self.inputs.requires_grad_()
 
-    def leave(self, output: Tensor) -> Tensor:
+    def leave(self, output: Tensor, backward: Backward | None = None) -> Tensor:
         """Note where the gradient of the output is found, whatever is done to it in place."""
         if output.requires_grad:
             self.output = get_gradient_edge(output)
+        self.backward = backward
         return output
 
     def fill(self, gradient: Tensor | None, count: int) -> None:
@@ -152,7 +174,14 @@ class _Sink:
                 if rows is not None:
                     rows.zero_()
             return
-        _BACKWARDS[type(self.layer)](self, inputs.to(gradient.dtype), gradient, count)
+        if self.backward is None:
+            _BACKWARDS[type(self.layer)](self, inputs.to(gradient.dtype), gradient, count)
+            return
+        for rows, values in zip(
+            (self.weight, self.bias), self.backward(inputs, gradient, count), strict=True
+        ):
+            if rows is not None:
+                rows.copy_(values.reshape(rows.shape))
 
 
 @contextmanager
@@ -217,7 +246,13 @@ def _linear(layer: nn.Linear, sink: _Sink, x: Tensor) -> Tensor:
 def _convolution(layer: nn.Conv1d | nn.Conv2d, sink: _Sink, x: Tensor) -> Tensor:
     function = functional.conv1d if isinstance(layer, nn.Conv1d) else functional.conv2d
     how: Any = (layer.stride, layer.padding, layer.dilation)
-    return sink.leave(function(sink.enter(x), *_detached(layer), *how))
+
+    def compute() -> Tensor:
+        return sink.leave(function(sink.enter(x), *_detached(layer), *how))
+
+    deferrals = sink.watch.deferrals
+    waiting = None if deferrals is None else deferrals.put_off(Output(sink, x, compute))
+    return compute() if waiting is None else waiting
 
 
 def _layer_norm(layer: nn.LayerNorm, sink: _Sink, x: Tensor) -> Tensor:
@@ -227,15 +262,79 @@ def _layer_norm(layer: nn.LayerNorm, sink: _Sink, x: Tensor) -> Tensor:
 
 
 def _group_norm(layer: nn.GroupNorm, sink: _Sink, x: Tensor) -> Tensor:
-    x = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-    # Channels last, as the features of a LayerNorm are.
-    return _affine(layer, sink, x.movedim(1, -1)).movedim(-1, 1)
+    weight, bias = _detached(layer)
+    if weight.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
+        x = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
+        # Channels last, as the features of a LayerNorm are.
+        return _affine(layer, sink, x.movedim(1, -1)).movedim(-1, 1)
+    entered = sink.enter(x).contiguous(memory_format=suggest_memory_format(x))
+    how = _GroupNorm(weight, bias, layer.num_groups, layer.eps, sink.count)
+    result: Tensor = GroupNormFunction.apply(entered, how)  # type: ignore[no-untyped-call]
+    return sink.leave(result, how.gradients)
 
 
 def _affine(layer: nn.LayerNorm | nn.GroupNorm, sink: _Sink, x: Tensor) -> Tensor:
     weight, bias = _detached(layer)
     x = sink.enter(x) * weight
     return sink.leave(x if bias is None else x + bias)
+
+
+class _GroupNorm:
+    """One GroupNorm in one pass, whose gradients are computed client by client."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, num_groups: int, eps: float, count: int
+    ) -> None:
+        self.weight, self.bias, self.num_groups, self.eps = weight, bias, num_groups, eps
+        self.count = count
+        self.moments: tuple[Tensor, ...] = ()
+        self.found: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute it, and keep means and scales."""
+        sizes = (len(x), x.shape[1], x[0, 0].numel(), self.num_groups)
+        result, *moments = torch.native_group_norm(x, self.weight, self.bias, *sizes, self.eps)
+        self.moments = tuple(moments)
+        return result
+
+    def backward(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the gradient of the input; those of weight and bias come with it."""
+        g = g.contiguous(memory_format=suggest_memory_format(x))
+        parts = zip(*(t.chunk(self.count) for t in (g, x, *self.moments)), strict=True)
+        sizes = (len(x) // self.count, x.shape[1], x[0, 0].numel(), self.num_groups)
+        # All three at a time: torch takes as long for the affine ones as for all.
+        needs = (True, True, True)
+        found = [
+            _aten.native_group_norm_backward(*part, self.weight, *sizes, needs) for part in parts
+        ]
+        inputs, weights, biases = zip(*found, strict=True)
+        self.found = torch.stack(weights), torch.stack(biases)
+        return inputs[0] if self.count == 1 else torch.cat(inputs)
+
+    def gradients(self, x: Tensor, g: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return those of weight and bias of each client."""
+        if self.found is None:  # no gradient of the input was asked for
+            self.backward(x.contiguous(memory_format=suggest_memory_format(x)), g)
+        found, self.found = self.found, None
+        if found is None:
+            raise RuntimeError("a backward pass leaves gradients")
+        return found
+
+
+class GroupNormFunction(Function):
+    """A `_GroupNorm` for autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: _GroupNorm) -> Tensor:
+        """Compute it."""
+        ctx.save_for_backward(x)
+        ctx.how = how
+        return how.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradient of what went in."""
+        return ctx.how.backward(*ctx.saved_tensors, gradient), None
 
 
 _FORWARDS: dict[type[nn.Module], Callable[..., Tensor]] = {

@@ -16,7 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Constant", "Count", "Kind", "Mean", "Mixed", "Operation", "Samples", "Sum", "rule_of"]
+__all__ = [
+    "CannotGroupError",
+    "Constant",
+    "Count",
+    "Kind",
+    "Mean",
+    "Mixed",
+    "Operation",
+    "Samples",
+    "Sum",
+    "rule_of",
+]
+
+
+class CannotGroupError(Exception):
+    """Clients cannot be computed together; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +275,16 @@ def _viewed(op: Operation) -> Kind | None:
             return Samples(axis, size // op.num_samples)
         left *= size
     return Mixed(f"`{op.name}` joins samples with another dimension")
+
+
+def _restrided(op: Operation) -> Kind | None:
+    """`as_strided`, with which torch names the strides of single entries otherwise."""
+    x, kind = op.args[0], op.kind(op.args[0])
+    same = x.shape == op.result.shape and x.storage_offset() == op.result.storage_offset()
+    strides = zip(x.shape, x.stride(), op.result.stride(), strict=False)
+    if same and all(size == 1 or a == b for size, a, b in strides):
+        return kind
+    return _unknown(op)
 
 
 def _permuted(op: Operation) -> Kind | None:
@@ -662,6 +687,7 @@ _RULES: dict[str, Rule] = {
         ("view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy"), _viewed
     ),
     **dict.fromkeys(("permute", "transpose", "t"), _permuted),
+    "as_strided": _restrided,
     "expand": _expanded,
     "unsqueeze": _unsqueezed,
     "squeeze": _squeezed,

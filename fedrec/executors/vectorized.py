@@ -49,7 +49,9 @@ class VectorizedExecutor(Executor):
 
     - `"grouped"`: one forward and backward pass over the batches of all clients, with the global
       weights that they share in a single local step. Each layer sums its weight gradients client
-      by client, straight into the rows of the result.
+      by client, straight into the rows of the result. It is `"grouped (winners)"` where numba is
+      installed and max-pooling follows a convolution, before or after a ReLU, a LeakyReLU or
+      nothing: only outputs that win their window carry a gradient, and no others are kept.
     - `"vmap"`: `torch.func.vmap` over stacked weights, one copy for each client.
     - `"loop"`: one client after another, with everything that they share done once; the same bits
       as the `SequentialExecutor`.
@@ -65,7 +67,10 @@ class VectorizedExecutor(Executor):
        refused.
     3. Several steps, or another optimiser: `"vmap"` unless it is refused; then `"sequential"`.
     4. `"vmap"` is left out on a CPU if the module has convolutions, which are slower there with
-       stacked weights than one after another.
+       stacked weights than one after another. `"loop"` goes before `"grouped"` there if activations
+       take more than 16 MiB a client and no convolution is computed by its winners: nothing is to
+       be gained then. Winners are computed in float32, where at most a third of the outputs
+       win, without dilation, groups, `ceil_mode` and indices.
 
     `"grouped"` is refused where a trainable parameter is not used exactly once, by a `Linear`,
     `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, where samples meet in any other way than
@@ -149,7 +154,7 @@ class VectorizedExecutor(Executor):
         choices = list(self._choices.values())
         plan: dict[str, Any] = {
             "executor": type(self).__name__,
-            "path": " and ".join(choice.path for choice in choices),
+            "path": " and ".join(choice.name for choice in choices),
         }
         if any(choice.path in PATHS for choice in choices):
             plan["audit"] = self.audit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fedrec.clients.generators import global_state, put_global_state
 from fedrec.clients.state import ModuleState
 from fedrec.executors.kinds import (
+    CannotGroupError,
     Constant,
     Kind,
     Mean,
@@ -29,6 +30,7 @@ from fedrec.executors.kinds import (
     flat,
     rule_of,
 )
+from fedrec.executors.winners import Deferrals
 
 __all__ = [
     "CannotGroupError",
@@ -40,10 +42,6 @@ __all__ = [
 ]
 
 _aten = torch.ops.aten
-
-
-class CannotGroupError(Exception):
-    """Clients cannot be computed together; the message says why."""
 
 
 def refuse_hooks(module: nn.Module) -> None:
@@ -159,6 +157,7 @@ class SampleWatch(TorchDispatchMode):
     Args:
         batch: What the pass gets, the samples of all clients one after the other.
         num_samples: How many those are.
+        deferrals: What has outputs of layers that are put off.
 
     Attributes:
         num_bytes: Size of all results, and once more of what goes into layers with weights, as much
@@ -171,9 +170,10 @@ class SampleWatch(TorchDispatchMode):
             whatever becomes of it.
     """
 
-    def __init__(self, batch: Any, num_samples: int) -> None:
+    def __init__(self, batch: Any, num_samples: int, deferrals: Deferrals | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_samples = num_samples
+        self.deferrals = deferrals
         self.num_bytes = 0
         # Kinds by memory, then by what part of it a tensor is.
         self._kinds: dict[int, dict[tuple[Any, ...], Kind | None]] = {}
@@ -236,13 +236,17 @@ class SampleWatch(TorchDispatchMode):
             CannotGroupError: If the first dimension of `x` is not that of the samples.
         """
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            if self.deferrals is not None:
+                self.deferrals.settle(x)
             kind = self.kind(x)
             if not isinstance(kind, Samples) or kind.axis != 0:
                 why = kind.reason if isinstance(kind, Mixed) else "its input is no batch of samples"
                 raise CannotGroupError(f"{name} does not meet samples one by one: {why}")
             result = compute(x)
             self._put(result, Samples(0, result.shape[0] // self.num_samples))
-            self.num_bytes += result.nbytes + x.nbytes
+            self.num_bytes += x.nbytes
+            if self.deferrals is None or not self.deferrals.hold(result):
+                self.num_bytes += result.nbytes
         return result
 
     def __torch_dispatch__(
@@ -254,6 +258,8 @@ class SampleWatch(TorchDispatchMode):
         memories: set[int] = set()
         for x in flat((*args, *kwargs.values())):
             if isinstance(x, Tensor):
+                if self.deferrals is not None and self.deferrals.hold(x):
+                    raise CannotGroupError(_UNSEEN.reason)
                 memory = x.untyped_storage().data_ptr()
                 memories.add(memory)
                 parts = self._kinds.get(memory)
@@ -342,6 +348,12 @@ class _Calls(EscapeWatch):
         self.watch._put(value, None)
 
     def compute(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if self.watch.deferrals is not None:
+            result = self.watch.deferrals.call(func, args, kwargs)
+            if result is not None:
+                # An activation, or a pooling within images: samples stay what they are.
+                self.watch._put(result, self.watch.kind(args[0]))
+                return result
         shortcut = _SHORTCUTS.get(func)
         kind = None if shortcut is None else shortcut(self.watch, args, kwargs)
         if kind is None:
@@ -438,14 +450,20 @@ def _part(x: Tensor) -> tuple[Any, ...]:
     return x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
-def refuse_custom_gradients(loss: Tensor) -> None:
-    """Refuse backward passes of the user's own, which may do anything to samples."""
+def refuse_custom_gradients(loss: Tensor, known: Collection[Any] = ()) -> None:
+    """Refuse backward passes of the user's own, which may do anything to samples.
+
+    Args:
+        loss: What they lead to.
+        known: Functions of fedrec's own.
+    """
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction):
+        own = isinstance(node, BackwardCFunction)
+        if own and type(node)._forward_cls not in known:  # type: ignore[attr-defined]
             raise CannotGroupError(f"it has a backward pass of its own ({node.name()})")
         waiting.extend(following for following, _ in node.next_functions)

@@ -343,6 +343,12 @@ KINDS: dict[str, tuple[Function, Kind | None]] = {
     "number": (lambda x, y: torch.ones(len(x)).sum(), Count()),
     "no samples": (lambda x, y: WEIGHT.sin(), None),
     "numbers in a row": (lambda x, y: torch.arange(6).float(), None),
+    "averaged, channels last": (
+        lambda x, y: F.adaptive_avg_pool2d(
+            x.reshape(len(x), -1, 1, 1).contiguous(memory_format=torch.channels_last), 1
+        ),
+        Samples(0),
+    ),
     "no rule": (
         lambda x, y: x.as_strided((2, 2), (1, 1)),
         Mixed("fedrec has no rule for what `as_strided` makes of samples"),
