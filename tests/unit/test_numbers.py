@@ -93,6 +93,7 @@ GIVEN: dict[str, Any] = {
     "trim": 1,
     "votes": 1,
     "z": 1.5,
+    **dict.fromkeys(("gain", "history_weight", "curvature_weight"), 0.5),
 }
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("LightningClient", "local_epochs"): {"local_steps": None},
