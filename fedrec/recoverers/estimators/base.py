@@ -19,7 +19,7 @@ __all__ = ["Estimates", "Estimator"]
 class Estimates(NamedTuple):
     """Estimated updates of some clients.
 
-    Args:
+    Attributes:
         updates: Shape $(m, d)$, one row per client.
         largest: The largest magnitude in each row, shape $(m,)$; NaN where a row has one.
         usable: Who has an estimate at all, shape $(m,)$, bool, on the CPU. The others are asked,
