@@ -60,7 +60,7 @@ class AnchoredLBFGS(Estimator):
         ConfigurationError: If an argument is out of range.
 
     References:
-        - Cao et al., FedRecover, IEEE S&P 2023. The schedule is the paper's, the estimate is not.
+        - Cao et al., FedRecover, IEEE S&P 2023 (the schedule; the estimate is not the paper's).
 
     Examples:
         >>> AnchoredLBFGS().gain
