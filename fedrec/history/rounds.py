@@ -135,11 +135,12 @@ class RoundArrays:
                 f"{', ...' if len(missing) > 10 else ''}. HINT: ask for clients in "
                 f"`index({self.round}).kept`."
             )
+        place = {client_id: k for k, client_id in enumerate(self.client_ids)}
         return replace(
             replace(self, updates=self.updates[:0]).copy(),
             client_ids=asked,
             updates=self.updates[[row[c] for c in asked]],
-            num_samples=self.num_samples[[self.client_ids.index(c) for c in asked]],
+            num_samples=self.num_samples[[place[c] for c in asked]],
             dropped=frozenset(),
         )
 
