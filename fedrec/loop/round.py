@@ -285,6 +285,9 @@ class Engine:
 
         Returns:
             The next global weights and the aggregate, each of shape $(d,)$.
+
+        Raises:
+            AggregationError: If the next global weights are not finite.
         """
         server_update = None
         if self._server is not None:
@@ -299,10 +302,6 @@ class Engine:
         )
         weights = num_samples.to(updates) / num_samples.sum().to(updates)
         aggregate = self.aggregator(updates, weights, aggregation_ctx)
-        return self.apply_checked(ctx, global_weights, aggregate), aggregate
-
-    def apply_checked(self, ctx: RoundContext, global_weights: Tensor, aggregate: Tensor) -> Tensor:
-        """Return the next global weights, shape $(d,)$; raise an error if they are not finite."""
         new = self.apply(global_weights, aggregate)
         if nonfinite_rows(new[None]):
             raise AggregationError(
@@ -310,7 +309,7 @@ class Engine:
                 "this round was stored. HINT: training diverges; lower `server_lr`."
             )
         self.last_aggregate = aggregate
-        return new
+        return new, aggregate
 
     def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return `global_weights - server_lr * aggregate`."""
