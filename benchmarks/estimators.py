@@ -30,6 +30,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import paper_figures
 import torch
 
 from fedrec.cli.quiet import quiet
@@ -48,17 +49,7 @@ SMALL = (
     "record.max_rounds=500",
     "record.server_lr=0.0384",
 )
-TANH = "{in_features: 600, hidden: [128], num_classes: 100, activation: tanh}"
-PURCHASE = (
-    "data.init_args.num_clients=20",
-    "data.init_args.num_records=30000",
-    "data.init_args.num_train=24000",
-    "federation.malicious=4",
-    "federation.batch_size=100",
-    f"model={{class_path: MLP, init_args: {TANH}}}",
-    "record.server_lr=0.36",
-    "record.max_rounds=500",
-)
+PURCHASE = (*paper_figures.PURCHASE, "record.max_rounds=500")
 CNN = (
     "data.init_args.num_clients=20",
     "federation.malicious=4",
