@@ -114,7 +114,7 @@ class TestFedRecoverAnchored(RecovererContract):
 
 class TestFedRecoverAnchoredByClient(RecovererContract):
     def make(self) -> Recoverer:
-        estimator = AnchoredLBFGS(gain="spacing", history_weight="client", buffer_size=1)
+        estimator = AnchoredLBFGS(gain=0.3, buffer_size=1)
         return FedRecover(
             warmup_rounds=3,
             correction_period=2,

@@ -51,7 +51,7 @@ class AnchoredLBFGS(Estimator):
             ago. An anchor is used $n$ times, and so is its noise; with this gain, the noise adds up
             to that of $n$ exact updates.
         history_weight: $\beta$ in [0, 1], how much a recorded change tells about the exact change;
-            or `"pooled"`; or `"client"` for one weight per client, shrunk halfway to `"pooled"`.
+            or `"pooled"`.
         curvature_weight: $\gamma$ in [0, 1], how much of the products with $\tilde H$ is added; or
             `"pooled"`.
         buffer_size: $s$, pairs per client, at least 1.
@@ -78,7 +78,7 @@ class AnchoredLBFGS(Estimator):
         buffer_size: int = 2,
     ) -> None:
         self.gain = _fraction("gain", gain, ("spacing",), positive=True)
-        self.history_weight = _fraction("history_weight", history_weight, ("pooled", "client"))
+        self.history_weight = _fraction("history_weight", history_weight, ("pooled",))
         self.curvature_weight = _fraction("curvature_weight", curvature_weight, ("pooled",))
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
         self._rows: dict[str, int] = {}
@@ -86,16 +86,12 @@ class AnchoredLBFGS(Estimator):
 
     def _begin(self) -> None:
         """Forget what was observed."""
-        c = len(self._rows)
-        self._gains = torch.ones(c, dtype=torch.float64)  # that the anchors were made with
-        first = 1.0 if isinstance(self.history_weight, str) else self.history_weight
-        self._history_weights = torch.full((c,), first, dtype=torch.float64)
-        pooled = isinstance(self.curvature_weight, str)
-        self._curvature_weight = 1.0 if pooled else float(self.curvature_weight)
-        # Of the last rounds, and clients: change with prediction, prediction with itself; change
-        # now with recorded change, that with itself.
-        self._products = torch.zeros(WINDOW, 4, c, dtype=torch.float64)
-        self._round = torch.full((c,), -1, dtype=torch.int64)
+        given = (self.history_weight, self.curvature_weight)
+        self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
+        # Of the last rounds: change with prediction, prediction with itself; rest of the change
+        # now with the rest of the recorded change, that with itself.
+        self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
+        self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
         self._anchors = self._exact = self._recorded = torch.empty(0)
         self._pairs: ClientPairs | None = None
@@ -124,12 +120,10 @@ class AnchoredLBFGS(Estimator):
         if not len(self._anchors):
             self._allocate(global_weights)
         rows = self._rows_of(record)
-        at = rows.to(exact.device)
+        at = _index(rows, exact.device)
         anchors = exact
         if reason in ("warmup", "correction"):
             anchors = self._learn(record, exact, global_weights, rows, reason == "correction")
-        else:
-            self._gains[rows] = 1.0
         self._anchors[at], self._exact[at], self._recorded[at] = anchors, exact, record.updates
         self._round[rows] = record.round
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
@@ -152,58 +146,49 @@ class AnchoredLBFGS(Estimator):
         known = (self._round[rows] >= 0).nonzero().flatten()
         if not len(known):
             return exact
-        rows, here = rows[known], known.to(exact.device)
-        at = rows.to(exact.device)
+        rows, here = rows[known], _index(known, exact.device)
+        at = _index(rows, exact.device)
         now = exact[here] - self._exact[at]
         then = record.updates[here] - self._recorded[at]
         of_now, of_then = torch.zeros_like(now), torch.zeros_like(then)
         if self._pairs is not None:
             for x, y, group in self._changes(record, weights, rows):
-                places, zeros = group.to(exact.device), torch.zeros_like(now[: len(group)])
-                of_now[places] = self._pairs.estimate(zeros, x, rows[group]).updates
-                of_then[places] = self._pairs.estimate(zeros, y, rows[group]).updates
-        behind = self._exact[at] - self._anchors[at]  # what the last filter took off
-        beta, gamma = self._history_weights[rows].to(now)[:, None], self._curvature_weight
-        errors = now - gamma * of_now - beta * (then - gamma * of_then) + behind
-        self._regress(now, then, of_now, of_then, rows)
-        if not filtered or self.gain == 1:
-            self._gains[rows] = 1.0
+                clients, places = rows[group], _index(group, exact.device)
+                of_now[places] = self._pairs.estimate(of_now[places], x, clients).updates
+                of_then[places] = self._pairs.estimate(of_then[places], y, clients).updates
+        errors = None
+        if filtered and self.gain != 1:
+            errors = self._exact[at] - self._anchors[at]  # what the last filter took off
+            errors.add_(now).sub_(then, alpha=self._beta)
+            errors.sub_(of_now, alpha=self._gamma).add_(of_then, alpha=self._beta * self._gamma)
+        self._regress(now, then, of_now, of_then)
+        if errors is None:
             return exact
-        spacing = (record.round - self._round[rows]).double()
-        gains = 2 / (spacing + 1)
-        if not isinstance(self.gain, str):
-            gains.fill_(self.gain)
-        self._gains[rows] = gains
+        ages = (record.round - self._round[rows]).to(errors)[:, None]
+        gains = 2 / (ages + 1) if isinstance(self.gain, str) else self.gain
         anchors = exact.clone()
-        anchors[here] -= (1 - gains).to(errors)[:, None] * errors
+        anchors[here] -= errors.mul_(1 - gains)
         return anchors
 
-    def _regress(
-        self, now: Tensor, then: Tensor, of_now: Tensor, of_then: Tensor, rows: Tensor
-    ) -> None:
-        """Set the weights by the changes of these clients, and by those that H predicts."""
-        found = torch.zeros_like(self._products[0])
+    def _regress(self, now: Tensor, then: Tensor, of_now: Tensor, of_then: Tensor) -> None:
+        """Set the weights by changes, shape $(k, d)$, and by those that H predicts."""
+        found = torch.zeros(4, dtype=torch.float64)
         if self.curvature_weight == "pooled":
-            found[0, rows] = _dots(now, of_now) + _dots(then, of_then)
-            found[1, rows] = _dots(of_now, of_now) + _dots(of_then, of_then)
-            found = _finite(found)
-            explained, size = (self._products[1:, :2].sum(dim=0) + found[:2]).sum(dim=1).tolist()
+            found[:2] = _sums(
+                _dots(now, of_now) + _dots(then, of_then),
+                _dots(of_now, of_now) + _dots(of_then, of_then),
+            )
+            explained, size = (self._products[1:, :2].sum(dim=0) + found[:2]).tolist()
             if size > 0:
-                self._curvature_weight = min(max(explained / size, 0.0), 1.0)
-        if isinstance(self.history_weight, str):
-            now = now - self._curvature_weight * of_now
-            then = then - self._curvature_weight * of_then
-            found[2, rows], found[3, rows] = _dots(now, then), _dots(then, then)
-        self._products = torch.cat([self._products[1:], _finite(found)[None]])
-        own, size = self._products[:, 2:].sum(dim=0)
-        if not float(size.sum()) > 0:
-            return
-        pooled = (own.sum() / size.sum()).clamp(0, 1)
+                self._gamma = min(max(explained / size, 0.0), 1.0)
         if self.history_weight == "pooled":
-            self._history_weights.fill_(float(pooled))
-        else:
-            prior = size.mean()
-            self._history_weights = ((own + prior * pooled) / (size + prior)).clamp(0, 1)
+            now.sub_(of_now, alpha=self._gamma)
+            then.sub_(of_then, alpha=self._gamma)
+            found[2:] = _sums(_dots(now, then), _dots(then, then))
+        self._products = torch.cat([self._products[1:], found[None]])
+        explained, size = self._products[:, 2:].sum(dim=0).tolist()
+        if size > 0:
+            self._beta = min(max(explained / size, 0.0), 1.0)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchors; a client that was never asked has no estimate."""
@@ -211,31 +196,21 @@ class AnchoredLBFGS(Estimator):
         usable = self._round[rows] >= 0
         if not bool(usable.any()):
             return Estimates(record.updates, largest_magnitudes(record.updates), usable)
-        at = rows.to(global_weights.device)
-        weights = self._history_weights[rows]
-        updates = record.updates - self._recorded[at]
-        updates.mul_(weights.to(updates)[:, None]).add_(self._anchors[at])
-        if self._pairs is not None:
+        at, beta = _index(rows, global_weights.device), self._beta
+        updates = torch.add(self._anchors[at], record.updates, alpha=beta)
+        updates.sub_(self._recorded[at], alpha=beta)
+        largest = None
+        if self._pairs is not None and self._gamma > 0:
             for x, y, group in self._changes(record, global_weights, rows):
-                theirs = rows[group]
+                here, v = _index(group, updates.device), self._gamma * (x - beta * y)
+                found = self._pairs.estimate(updates[here], v, rows[group])
                 if len(group) == len(rows):
-                    updates = self._with_curvature(updates, x, y, theirs)
+                    updates, largest = found.updates, found.largest
                 else:
-                    here = group.to(updates.device)
-                    updates[here] = self._with_curvature(updates[here], x, y, theirs)
-        return Estimates(updates, largest_magnitudes(updates), usable)
-
-    def _with_curvature(self, updates: Tensor, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-        """Add the products with the change now, less the weighted one of the recording."""
-        assert self._pairs is not None
-        weights, gamma = self._history_weights[rows], self._curvature_weight
-        if gamma == 0:
-            return updates
-        if bool((weights == weights[0]).all()):
-            return self._pairs.estimate(updates, gamma * (x - float(weights[0]) * y), rows).updates
-        recorded = self._pairs.estimate(torch.zeros_like(updates), gamma * y, rows).updates
-        updates = updates - weights.to(updates)[:, None] * recorded
-        return self._pairs.estimate(updates, gamma * x, rows).updates
+                    updates[here] = found.updates
+        if largest is None:
+            largest = largest_magnitudes(updates)
+        return Estimates(updates, largest, usable)
 
     def _changes(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
@@ -260,7 +235,7 @@ class AnchoredLBFGS(Estimator):
         """Return clients, anchors, pairs and what was learnt."""
         return {
             "remaining": list(self._rows),
-            "curvature_weight": self._curvature_weight,
+            "weights": [self._beta, self._gamma],
             **{name: getattr(self, f"_{name}") for name in _TENSORS},
             "model_rounds": list(self._models),
             "models": [list(models) for models in self._models.values()],
@@ -273,7 +248,7 @@ class AnchoredLBFGS(Estimator):
         self._begin()
         if state["models"]:
             self._allocate(state["models"][0][0])
-        self._curvature_weight = state["curvature_weight"]
+        self._beta, self._gamma = state["weights"]
         for name in _TENSORS:
             setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}").device))
         models = [(now, then) for now, then in state["models"]]
@@ -282,18 +257,15 @@ class AnchoredLBFGS(Estimator):
             self._pairs.load_state_dict(state["pairs"])
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the last gain and weights, means over clients, and how many pairs were skipped."""
+        """Return the last weights, and how many pairs were skipped."""
         return {
-            "gain": float(self._gains.mean()) if len(self._gains) else 0.0,
-            "curvature_weight": self._curvature_weight,
-            "history_weight": float(self._history_weights.mean())
-            if len(self._history_weights)
-            else 0.0,
+            "history_weight": self._beta,
+            "curvature_weight": self._gamma,
             "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
         }
 
 
-_TENSORS = ("gains", "history_weights", "products", "round", "anchors", "exact", "recorded")
+_TENSORS = ("products", "round", "anchors", "exact", "recorded")
 
 
 def _fraction(
@@ -315,6 +287,14 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
     return products.cpu().double()
 
 
-def _finite(products: Tensor) -> Tensor:
-    """Leave out the products of clients of which one overflowed, shape (4, c)."""
-    return torch.where(torch.isfinite(products).all(dim=0), products, 0.0)
+def _sums(*products: Tensor) -> Tensor:
+    """Sum products over clients, leaving out clients of which one overflowed; shape (k,)."""
+    found = torch.stack(products)
+    return torch.where(torch.isfinite(found).all(dim=0), found, 0.0).sum(dim=1)
+
+
+def _index(rows: Tensor, device: torch.device) -> slice | Tensor:
+    """Return what picks these rows: without a copy where they follow each other."""
+    if bool((rows.diff() == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows.to(device)
