@@ -30,6 +30,7 @@ class Name:
     path: str
     summary: str
     group: str
+    is_class: bool
 
     @property
     def title(self) -> str:
@@ -63,7 +64,9 @@ def _names(package: Any, family: str, path: str) -> Iterator[Name]:
         parent = target.module.parent
         inside = parent is not None and parent.path.startswith(f"{path}.")
         group = parent.docstring.value.partition("\n")[0] if inside and parent.docstring else ""
-        yield Name(family, f"{path}.{title}", " ".join(summary.split()), group.rstrip("."))
+        yield Name(
+            family, f"{path}.{title}", " ".join(summary.split()), group.rstrip("."), target.is_class
+        )
 
 
 def facts(index: str) -> dict[str, list[tuple[str, str]]]:
@@ -100,7 +103,9 @@ def table(names: list[Name]) -> str:
 
 def page(name: Name, said: list[tuple[str, str]]) -> str:
     """Return the text of a name's page."""
-    lines = [f"# {name.title}", ""]
+    # Who looks for `Krum` wants the rule, before what is made from it.
+    boost = ["---", "search:", "  boost: 4", "---", ""] if name.is_class else []
+    lines = [*boost, f"# {name.title}", ""]
     lines += [f"- **{column}**: {cell}" for column, cell in said]
     lines += ["", f"::: {name.path}", "    options:", "      show_root_heading: true"]
     lines += ["      show_root_full_path: true", "      show_root_toc_entry: true"]
