@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedrec._frames import data_frame
 from fedrec.exceptions import ConfigurationError, MissingDependencyError, expected
 from fedrec.recipe.step_results import method_result
+from fedrec.recipe.tables import POISONED
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis
 from fedrec.report.html import breakable, note, number, table
 from fedrec.report.looks import SCALES, axis_name, looks_of
@@ -132,17 +133,23 @@ class Comparison:
             )
         if ax is None:
             ax = _new_axes()
-        looks, scale = looks_of(list(self.results)), SCALES.get(figure, 1.0)
+        several, scale = len(self.results) > 1, SCALES.get(figure, 1.0)
+        # A recording is in the background of what it is compared with.
+        styled = {
+            name: POISONED if several and result.ledger is None else name
+            for name, result in self.results.items()
+        }
+        looks = looks_of(list(styled.values()))
         for name, result in self.results.items():
             points = _points(result, figure, scale)
             if points:
-                style = {**looks[name].line, "markersize": 4, "label": name}
+                style = {**looks[styled[name]].line, "markersize": 4, "label": name}
                 ax.plot(*zip(*points, strict=True), **style)
         ax.set_xlabel("round")
         ax.set_ylabel(axis_name(figure))
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
         ax.spines[["top", "right"]].set_visible(False)
-        if len(self.results) > 1:
+        if several:
             ax.legend(frameon=False)
         return ax
 
