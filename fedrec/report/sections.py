@@ -26,10 +26,10 @@ CURVES = {
     "asr": "Attack success rate (ASR, %) by round",
 }
 
-_COLUMNS = (
+_COLUMNS = [
     *("Model", "TER %", "ASR %", "Distance", "ACP %", "CP % min-max"),
     *("Exact rounds", "Client MB", "Seconds"),
-)
+]
 
 
 def headline(run: Run) -> str:
