@@ -11,7 +11,7 @@ from torch import Tensor
 from fedrec._checks import check_float, check_int
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recoverers.estimators.base import Estimates, Estimator
-from fedrec.recoverers.estimators.pairs import ClientPairs
+from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
@@ -93,13 +93,14 @@ class AnchoredLBFGS(Estimator):
         self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
-        self._anchors = self._exact = self._recorded = torch.empty(0)
+        self._anchors = self._exact = self._recorded = self._estimates = torch.empty(0)
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
         """Make room on the device of the weights."""
         c, d = len(self._rows), weights.numel()
         self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
+        self._estimates = weights.new_empty(c, d)
         if self.curvature_weight != 0:
             self._pairs = ClientPairs(c, self.buffer_size, d, weights.device)
 
@@ -120,11 +121,15 @@ class AnchoredLBFGS(Estimator):
         if not len(self._anchors):
             self._allocate(global_weights)
         rows = self._rows_of(record)
-        at = _index(rows, exact.device)
-        anchors = exact
+        filtered = reason == "correction" and self.gain != 1
         if reason in ("warmup", "correction"):
-            anchors = self._learn(record, exact, global_weights, rows, reason == "correction")
-        self._anchors[at], self._exact[at], self._recorded[at] = anchors, exact, record.updates
+            self._learn(record, exact, global_weights, rows, filtered)
+        known = self._round[rows] >= 0
+        new = (~known if filtered else torch.ones_like(known)).nonzero().flatten()
+        if len(new):
+            self._anchors[_index(rows[new], exact.device)] = exact[_index(new, exact.device)]
+        at = _index(rows, exact.device)
+        self._exact[at], self._recorded[at] = exact, record.updates
         self._round[rows] = record.round
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
         self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
@@ -141,51 +146,50 @@ class AnchoredLBFGS(Estimator):
 
     def _learn(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, filtered: bool
-    ) -> Tensor:
-        """Set the weights from the changes since the last anchors, and return the new anchors."""
-        known = (self._round[rows] >= 0).nonzero().flatten()
-        if not len(known):
-            return exact
-        rows, here = rows[known], _index(known, exact.device)
-        at = _index(rows, exact.device)
-        now = exact[here] - self._exact[at]
-        then = record.updates[here] - self._recorded[at]
-        of_now, of_then = torch.zeros_like(now), torch.zeros_like(then)
-        if self._pairs is not None:
-            for x, y, group in self._changes(record, weights, rows):
-                clients, places = rows[group], _index(group, exact.device)
-                of_now[places] = self._pairs.estimate(of_now[places], x, clients).updates
-                of_then[places] = self._pairs.estimate(of_then[places], y, clients).updates
-        errors = None
-        if filtered and self.gain != 1:
-            errors = self._exact[at] - self._anchors[at]  # what the last filter took off
-            errors.add_(now).sub_(then, alpha=self._beta)
-            errors.sub_(of_now, alpha=self._gamma).add_(of_then, alpha=self._beta * self._gamma)
-        self._regress(now, then, of_now, of_then)
-        if errors is None:
-            return exact
-        ages = (record.round - self._round[rows]).to(errors)[:, None]
-        gains = 2 / (ages + 1) if isinstance(self.gain, str) else self.gain
-        anchors = exact.clone()
-        anchors[here] -= errors.mul_(1 - gains)
-        return anchors
+    ) -> None:
+        """Set the weights from the changes since the last anchors, and move these if `filtered`."""
+        found = torch.zeros(4, 4, dtype=torch.float64)
+        beta, gamma = self._beta, self._gamma
+        error = exact.new_tensor([1, -beta, -gamma, beta * gamma])
+        zeros = vectors = exact.new_empty(0)
+        for x, y, group in self._changes(record, weights, rows):
+            clients, here = rows[group], _index(group, exact.device)
+            at, k = _index(clients, exact.device), len(group)
+            if len(vectors) < k:
+                zeros, vectors = exact.new_zeros(k, len(x)), exact.new_zeros(k, 4, len(x))
+            block = vectors[:k]  # how the update changed now and then, and by how much H says so
+            torch.sub(exact[here], self._exact[at], out=block[:, 0])
+            torch.sub(record.updates[here], self._recorded[at], out=block[:, 1])
+            if self._pairs is not None:
+                block[:, 2] = self._pairs.estimate(zeros[:k], x, clients).updates
+                block[:, 3] = self._pairs.estimate(zeros[:k], y, clients).updates
+            products = torch.stack([one @ one.mT for one in block]).cpu().double()
+            # Without clients of which a product overflowed.
+            found += products[torch.isfinite(products).all(dim=2).all(dim=1)].sum(dim=0)
+            if filtered:
+                errors = error @ block
+                errors += self._exact[at]  # with what the last filter took off
+                errors -= self._anchors[at]
+                ages = (record.round - self._round[clients]).to(errors)[:, None]
+                gains = 2 / (ages + 1) if isinstance(self.gain, str) else self.gain
+                self._anchors[at] = exact[here] - errors.mul_(1 - gains)
+        self._regress(found)
 
-    def _regress(self, now: Tensor, then: Tensor, of_now: Tensor, of_then: Tensor) -> None:
-        """Set the weights by changes, shape $(k, d)$, and by those that H predicts."""
-        found = torch.zeros(4, dtype=torch.float64)
+    def _regress(self, found: Tensor) -> None:
+        """Set the weights by products of changes now and then and of those by H, shape (4, 4)."""
+        products = torch.zeros(4, dtype=torch.float64)
         if self.curvature_weight == "pooled":
-            found[:2] = _sums(
-                _dots(now, of_now) + _dots(then, of_then),
-                _dots(of_now, of_now) + _dots(of_then, of_then),
-            )
-            explained, size = (self._products[1:, :2].sum(dim=0) + found[:2]).tolist()
+            products[:2] = torch.stack([found[0, 2] + found[1, 3], found[2, 2] + found[3, 3]])
+            explained, size = (self._products[1:, :2].sum(dim=0) + products[:2]).tolist()
             if size > 0:
                 self._gamma = min(max(explained / size, 0.0), 1.0)
         if self.history_weight == "pooled":
-            now.sub_(of_now, alpha=self._gamma)
-            then.sub_(of_then, alpha=self._gamma)
-            found[2:] = _sums(_dots(now, then), _dots(then, then))
-        self._products = torch.cat([self._products[1:], found[None]])
+            # Of what H leaves of the changes.
+            left = torch.tensor(
+                [[1, 0, -self._gamma, 0], [0, 1, 0, -self._gamma]], dtype=torch.float64
+            )
+            products[2:] = (left @ found @ left.mT)[:, 1]
+        self._products = torch.cat([self._products[1:], products[None]])
         explained, size = self._products[:, 2:].sum(dim=0).tolist()
         if size > 0:
             self._beta = min(max(explained / size, 0.0), 1.0)
@@ -194,34 +198,39 @@ class AnchoredLBFGS(Estimator):
         """Estimate from the anchors; a client that was never asked has no estimate."""
         rows = self._rows_of(record)
         usable = self._round[rows] >= 0
-        if not bool(usable.any()):
+        if not len(self._estimates):
             return Estimates(record.updates, largest_magnitudes(record.updates), usable)
-        at, beta = _index(rows, global_weights.device), self._beta
-        updates = torch.add(self._anchors[at], record.updates, alpha=beta)
-        updates.sub_(self._recorded[at], alpha=beta)
-        largest = None
-        if self._pairs is not None and self._gamma > 0:
-            for x, y, group in self._changes(record, global_weights, rows):
-                here, v = _index(group, updates.device), self._gamma * (x - beta * y)
-                found = self._pairs.estimate(updates[here], v, rows[group])
-                if len(group) == len(rows):
-                    updates, largest = found.updates, found.largest
-                else:
-                    updates[here] = found.updates
-        if largest is None:
-            largest = largest_magnitudes(updates)
+        updates = self._estimates[: len(rows)]
+        largest = torch.full((len(rows),), float("nan"))
+        beta, device = self._beta, global_weights.device
+        for x, y, group in self._changes(record, global_weights, rows):
+            clients, here = rows[group], _index(group, device)
+            at = _index(clients, device)
+            part = torch.add(self._anchors[at], record.updates[here], alpha=beta)
+            part.sub_(self._recorded[at], alpha=beta)
+            if self._pairs is not None and self._gamma > 0:
+                found = self._pairs.estimate(part, self._gamma * (x - beta * y), clients)
+                updates[here], largest[group] = found.updates, found.largest.cpu()
+            else:
+                updates[here], largest[group] = part, largest_magnitudes(part).cpu()
         return Estimates(updates, largest, usable)
 
     def _changes(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the changes of both models since an anchor, and places in `rows` that have it."""
-        rounds = self._round[rows]
+        """Yield the changes of both models since an anchor, and places in `rows` that have it.
+
+        On a CPU there are so many places that their updates stay in the cache.
+        """
+        rounds, size = self._round[rows], len(rows)
+        if weights.device.type == "cpu":
+            size = max(BLOCK_BYTES // (weights.numel() * weights.element_size()), 1)
         for t in rounds.unique().tolist():
             if t >= 0:
                 now, then = self._models[t]
-                places = (rounds == t).nonzero().flatten()
-                yield weights - now, record.global_weights - then, places
+                x, y = weights - now, record.global_weights - then
+                for group in (rounds == t).nonzero().flatten().split(size):
+                    yield x, y, group
 
     def _rows_of(self, record: RoundRecord) -> Tensor:
         return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
@@ -279,18 +288,6 @@ def _fraction(
             raise ConfigurationError(expected(argument, requirement, value, known=names))
         return value
     return check_float(argument, value, minimum=0, maximum=1, open_minimum=positive)
-
-
-def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of rows, shape (k,), float64 on the CPU."""
-    products: Tensor = torch.linalg.vecdot(a, b)
-    return products.cpu().double()
-
-
-def _sums(*products: Tensor) -> Tensor:
-    """Sum products over clients, leaving out clients of which one overflowed; shape (k,)."""
-    found = torch.stack(products)
-    return torch.where(torch.isfinite(found).all(dim=0), found, 0.0).sum(dim=1)
 
 
 def _index(rows: Tensor, device: torch.device) -> slice | Tensor:
