@@ -80,7 +80,7 @@ def anchored(**arguments: Any) -> FedRecover:
 
 RULES: dict[str, Recoverer] = {
     "scratch": TrainFromScratch(),
-    "paired": FedRecover(),
+    "paired": FedRecover(estimator="paired"),
     "anchored": anchored(),
     "K=0.5": anchored(gain=0.5),
     "K=0.3": anchored(gain=0.3),
