@@ -82,6 +82,7 @@ def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:
     module = Net(width=5)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     clients, recorded, result = recovered(module)
+    loop = FederatedLoop(enable_progress_bar=False)
     for run in (recorded, result):
         copy = run.module()
         assert type(copy) is Net
@@ -99,6 +100,9 @@ def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:
         assert copy.training
         # What the loop measured last is what the copy gives.
         logits = copy.eval()(clients.test_dataset.tensors[0])
+        assert loop.test(clients, run)["ter"] == pytest.approx(run.curve[-1]["ter"])
+        with pytest.raises(ConfigurationError, match="averages buffers, but got None"):
+            loop.test(clients, run.global_weights)
         wrong = (logits.argmax(dim=1) != clients.test_dataset.tensors[1]).float().mean().item()
         assert math.isclose(wrong, run.curve[-1]["ter"], rel_tol=1e-6)
     after = module.state_dict()
