@@ -58,6 +58,8 @@ def _shown(output: Any) -> str:
         return f'<img alt="" src="data:image/png;base64,{output.data["image/png"].strip()}">'
     if "text/html" in output.data:
         html = re.sub(r"\n\s*\n", "\n", output.data["text/html"])
+        # The site dresses up tables that have no class.
+        html = html.replace('<table border="1" class="dataframe">', "<table>")
         return html if html.startswith("<div") else f"<div>{html}</div>"
     return f"```text\n{output.data['text/plain']}\n```"
 
