@@ -117,7 +117,13 @@ def test_a_result_without_a_curve_shows_its_table() -> None:
 
 
 def test_how_clients_were_computed_and_why() -> None:
-    plan = {"device": "cpu", "path": "sequential", "threads": 1, "refused": "Noisy draws a number"}
+    plan = {
+        "executor": "E",
+        "device": "cpu",
+        "path": "sequential",
+        "threads": 1,
+        "refused": "Noisy draws a number",
+    }
     text = Checked(result(execution=plan)._repr_html_()).text
     assert text.endswith("Computed on cpu (sequential, 1 thread): Noisy draws a number.")
     departure = {"round": 3, "reason": "a hook was added", "client": None, "difference": None}
