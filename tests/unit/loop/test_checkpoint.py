@@ -113,6 +113,21 @@ def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:
     assert torch.equal(clients.layout.flatten(result.module()), result.global_weights)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm], ids=["old", "new"]
+)
+def test_layers_that_compute_their_weights_are_copied(norm: Any) -> None:
+    module = Net(width=5)
+    module.head = norm(module.head)
+    clients, _, result = recovered(module)
+    copy = result.module().eval()
+    assert torch.equal(clients.layout.flatten(copy), result.global_weights)
+    logits = copy(clients.test_dataset.tensors[0])
+    wrong = (logits.argmax(dim=1) != clients.test_dataset.tensors[1]).float().mean().item()
+    assert math.isclose(wrong, result.curve[-1]["ter"], rel_tol=1e-6)
+
+
 def test_module_goes_on_with_lightnings_trainer() -> None:
     clients, _, result = recovered(Net())
     copy = result.module()
