@@ -26,6 +26,7 @@ from fedrec.loop.checkpoint import lightning_checkpoint, load_state, on_device, 
 from fedrec.loop.context import Meter, MeteredContext
 from fedrec.loop.footprint import recovery_bytes
 from fedrec.loop.interrupts import stop_between_rounds
+from fedrec.loop.loggers import log_file
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.plan import carried_out, require_same_plan
 from fedrec.loop.recording import training_of
@@ -451,3 +452,5 @@ class Recovery:
             self.federation.layout.load_buffers(module, self.engine.buffers.values)
         write_atomically(self.folder / "model.ckpt", lightning_checkpoint(module, self.rounds))
         self._save(weights, self.rounds, seconds, finished=True)
+        for file in ("ledger.csv", "model.ckpt"):
+            log_file(self.runtime.loggers, self.folder / file, f"recover/{self.name}/{file}")

@@ -27,6 +27,7 @@ from fedrec.federation import Federation
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.loop.evaluation import check_evaluation, evaluate, fixed_subset
 from fedrec.loop.footprint import num_bytes_text
+from fedrec.loop.loggers import prepare
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.plan import plan_text
 from fedrec.loop.round import Engine
@@ -100,8 +101,11 @@ class Runtime:
             # cuBLAS needs this setting for deterministic results.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+        prepare(self.loggers)
+        status = "failed"
         try:
             yield
+            status = "success"
         except BaseException as error:
             self.call("on_exception", error)
             raise
@@ -116,7 +120,7 @@ class Runtime:
             torch.use_deterministic_algorithms(before)
             torch.set_num_threads(threads)
             for logger in self.loggers:
-                logger.save()
+                logger.finalize(status)
 
     def choose_executor(self) -> Executor:
         """Return the executor that the loop's argument `executor` names."""
