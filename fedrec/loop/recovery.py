@@ -304,7 +304,8 @@ class Recovery:
                 )
             engine.end_round()
         spent = time.perf_counter() - began - meter.comparing
-        values, tested = {"asked": float(meter.asked), **logged}, dict[str, float]()
+        fixed = {"fixed": float(meter.fixed)} if meter.fixed else {}
+        values, tested = {"asked": float(meter.asked), **fixed, **logged}, dict[str, float]()
         if runtime.evaluates(t, self.rounds) or t == self.steps[-1]:
             buffers = engine.buffers.values
             tested = runtime.evaluate_curve(self.federation, new, self.attack, buffers)
