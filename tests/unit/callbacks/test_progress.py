@@ -79,13 +79,13 @@ def test_a_picture_waits_until_the_last_one_has_paid_off(monkeypatch: pytest.Mon
 
         def show(self, name: str, done: int, total: int, left: str, figures: str) -> None:
             self.shown.append((done, left))
-            now[0] += 0.5
+            now[0] += 0.25
 
         def close(self) -> None:
             pass
 
     monkeypatch.setattr(progress, "_EVERY", 2.0)
-    monkeypatch.setattr(progress, "_COSTS", 10)
+    monkeypatch.setattr(progress, "_COSTS", 20)
     monkeypatch.setattr(progress, "_new_view", Slow)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
@@ -94,13 +94,13 @@ def test_a_picture_waits_until_the_last_one_has_paid_off(monkeypatch: pytest.Mon
 
     loop: Any = FederatedLoop(enable_progress_bar=False)
     view = progress.RichProgressBar()
-    view.on_record_start(loop, 100, 0)  # until 0.5, so that the next is drawn at 5.5
+    view.on_record_start(loop, 25, 0)  # until 0.25: the next is drawn at 5.25
     for t in range(12):
         now[0] += 1.0
         Context.round = t
         view.on_round_end(loop, Context, {})  # type: ignore[arg-type]
-    # Five rounds take 5.5 seconds: 95 are left. The next is drawn ten halves later.
-    assert Slow.shown == [(0, ""), (5, "1:44 left"), (11, "1:38 left")]
+    # Five rounds took 5.25 seconds, and 20 are left: 21 seconds. The third is drawn 5 s after 5.5.
+    assert Slow.shown == [(0, ""), (5, "0:21 left"), (10, "0:16 left")]
 
 
 NOTEBOOK = """
@@ -117,9 +117,8 @@ run()
 def test_a_notebook() -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(NOTEBOOK.format(folder=str(Path(__file__).parent)))]
-    )
+    cell = nbformat.v4.new_code_cell(NOTEBOOK.format(folder=str(Path(__file__).parent)))
+    notebook = nbformat.v4.new_notebook(cells=[cell])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the client's own
         nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
