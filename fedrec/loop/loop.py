@@ -155,6 +155,8 @@ class FederatedLoop:
         self.fast_dev_run = fast_dev_run
         self.checkpoint_every = checkpoint_every
         self.num_threads = num_threads
+        #: The store that is written or read, for callbacks; `None` between runs.
+        self.history: HistoryStore | None = None
         own: list[Callback] = [callbacks]  # type: ignore[list-item]
         if callbacks is None or isinstance(callbacks, list | tuple):
             own = list(callbacks or [])
@@ -219,7 +221,7 @@ class FederatedLoop:
         check_instance("attack", attack, Attack, optional=True)
         check_instance("detector", detector, Detector, optional=True)
         check_instance("sampler", sampler, ClientSampler, optional=True)
-        with self.runtime.running(federation):
+        with self.runtime.running(federation, history):
             self.runtime.check_evaluation(federation, attack)
             return Recording(
                 runtime=self.runtime,
@@ -297,7 +299,7 @@ class FederatedLoop:
         if isinstance(exclude, str) or not isinstance(exclude, Detection | Iterable):
             raise ConfigurationError(expected("exclude", "a list of client ids", exclude))
         excluded = exclude.malicious if isinstance(exclude, Detection) else tuple(exclude)
-        with self.runtime.running(federation):
+        with self.runtime.running(federation, history):
             self.runtime.check_evaluation(federation, attack)
             return Recovery(
                 runtime=self.runtime,
