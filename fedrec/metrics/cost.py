@@ -19,8 +19,8 @@ from fedrec.exceptions import ConfigurationError, expected
 
 __all__ = ["REASONS", "CostEntry", "CostLedger"]
 
-#: Why a client may be asked for an exact update.
 REASONS = ("warmup", "correction", "abnormality", "final", "fallback", "scratch", "other")
+"""Why a client may be asked for an exact update."""
 
 
 class CostEntry(NamedTuple):
