@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Phase = Literal["record", "recover"]
+"""What a round belongs to: a recording or a recovery."""
 Context = TypeVar("Context", bound="RoundContext")
 
 
