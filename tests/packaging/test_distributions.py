@@ -149,7 +149,7 @@ def test_installed_alone_it_runs_the_quickstart(
     acp = {
         row["name"]: row["acp"] for row in json.loads((run / "results.json").read_text())["methods"]
     }
-    # Clients are asked in the first 20 rounds and in the last 5, and in rounds 29, 39 and 49 between.
+    # Clients are asked in the first 20 rounds, in 29, 39 and 49, and in the last 5.
     assert acp["FedRecover"] == pytest.approx((60 - 28) / 60)
     assert (acp["TrainFromScratch"], acp["HistoricalOnly"]) == (0, 1)
     assert (run / "report.html").is_file()
