@@ -9,6 +9,7 @@ log says so at each command, and its end lists all that was left out, with the r
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -57,7 +58,7 @@ def plan(command: list[str]) -> Plan:
     for start, why in LEFT_OUT.items():
         if " ".join(words).startswith(start):
             return Plan((), why)
-    words = tuple(w for i, w in enumerate(words) if not re.match(r"[A-Z_]+=", w) or i > 0)
+    words = tuple(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
     if words[0] == "python" and words[1].startswith("benchmarks/"):
         return Plan((*words[:2], "--help"), "takes long: that its options exist is looked at")
     if words[0] == "fedrec" and words[1] in ("run", "record", "sweep"):
