@@ -154,8 +154,8 @@ def expected(
         argument: Name of the argument or dotted recipe key.
         requirement: What it has to be, completing "Expected ... to be".
         value: What was given.
-        known: The possible values; the nearest one to `value` is offered as "Did you mean". More than
-            forty are not listed.
+        known: The possible values; the nearest one to `value` is offered as "Did you mean". A list
+            of more than forty is left out.
         hint: One thing to do about it.
 
     Returns:
