@@ -2,7 +2,7 @@
 
 The tables are the `.txt` files beside this one: an input, and indented below it what is said of it.
 Lists of more than six known names are written as `...`. In `recipes.txt` an input is one or more
-overrides of the recipe below; in `calls.txt` and `data.txt` it is Python, with the names of `NAMES`.
+overrides of the recipe below; in `calls.txt` and `data.txt` it is Python with the names of `NAMES`.
 """
 
 from __future__ import annotations
