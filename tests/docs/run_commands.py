@@ -91,6 +91,7 @@ class Log:
     def write(self, line: str) -> None:
         print(line, flush=True)  # noqa: T201
         self.file.write(line + "\n")
+        self.file.flush()
 
     def command(self, where: str, words: list[str]) -> None:
         planned = plan(words)
