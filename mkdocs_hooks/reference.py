@@ -106,7 +106,9 @@ def page(name: Name, said: list[tuple[str, str]]) -> str:
     # Who looks for `Krum` wants the rule, before what is made from it.
     boost = ["---", "search:", "  boost: 4", "---", ""] if name.is_class else []
     lines = [*boost, f"# {name.title}", ""]
-    lines += [f"- **{column}**: {cell}" for column, cell in said]
+    if said:
+        rows = [f"- **{column}**: {cell}" for column, cell in said]
+        lines += ['<div class="facts" markdown>', "", *rows, "", "</div>"]
     lines += ["", f"::: {name.path}", "    options:", "      show_root_heading: true"]
     lines += ["      show_root_full_path: true", "      show_root_toc_entry: true"]
     return "\n".join(lines) + "\n"
@@ -152,6 +154,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def replace(module: re.Match[str]) -> str:
         mine = [n for n in _found[match[1]] if n.path.rpartition(".")[0] == module[1]]
         options = "    options:\n      members: false\n"
-        return f"{module[0]}\n{options}\n{table(mine)}"
+        return f"## `{module[1]}`\n\n{module[0]}\n{options}\n{table(mine)}"
 
     return _MODULE.sub(replace, markdown)
