@@ -180,7 +180,7 @@ document.body.append(frame);
 </script>"""
 
 
-@pytest.mark.slow  # builds the site, and opens all of it
+@pytest.mark.slow  # builds the site, and opens most of it
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_pages_fit_a_phone_and_ask_nobody(tmp_path: Path) -> None:
@@ -197,9 +197,15 @@ def test_pages_fit_a_phone_and_ask_nobody(tmp_path: Path) -> None:
     ]
     subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
     pages = [p.relative_to(site).as_posix() for p in sorted(site.rglob("*.html"))]
-    # The page for what is not found is for a server: it looks for everything at its root.
+    # The page for what is not found is for a server: it looks for everything at its root. Of the
+    # pages of single names, those with a formula on a line of its own, which can be too wide.
     pages.remove("404.html")
-    assert len(pages) > 300
+    single = {
+        f"{name.uri.removesuffix('.md')}.html" for names in FAMILIES.values() for name in names
+    }
+    plain = {p for p in single if '<math display="block"' not in (site / p).read_text("utf-8")}
+    assert set(pages) > single > plain
+    pages = [page for page in pages if page not in plain]
     (site / "harness.html").write_text(_HARNESS % json.dumps(pages), encoding="utf-8")
     assert BROWSER is not None
     command = [
