@@ -1,5 +1,6 @@
 """Pure tensor functions behind the components."""
 
+from fedrec.functional.aggregation.alignment import principal_sign_alignment
 from fedrec.functional.aggregation.clipping import (
     adaptive_clipping,
     centered_clipping,
@@ -11,6 +12,7 @@ from fedrec.functional.aggregation.geometric_median import geometric_median
 from fedrec.functional.aggregation.krum import bulyan_selection, krum_scores
 from fedrec.functional.aggregation.mean_around_median import mean_around_median
 from fedrec.functional.aggregation.means import weighted_mean
+from fedrec.functional.aggregation.median_z_scores import median_z_scores
 from fedrec.functional.aggregation.mixing import bucket_means, nearest_neighbor_mixing
 from fedrec.functional.aggregation.order_statistics import (
     choose_kernel,
@@ -18,10 +20,13 @@ from fedrec.functional.aggregation.order_statistics import (
     trimmed_mean,
     use_kernel,
 )
+from fedrec.functional.aggregation.plane_clusters import gap_clusters
 from fedrec.functional.aggregation.server_optimizers import adaptive_server_step
 from fedrec.functional.aggregation.signs import sign_votes
+from fedrec.functional.aggregation.sparsification import keep_largest, positive_purity
 from fedrec.functional.aggregation.spectral import covariance_bound_agnostic_filter, spectral_scores
 from fedrec.functional.aggregation.trust import trust_scores
+from fedrec.functional.aggregation.whitening import whitened_scores
 from fedrec.functional.attack.alie import alie, alie_quantile
 from fedrec.functional.attack.backdoor import (
     blended,
@@ -78,9 +83,11 @@ __all__ = [
     "distillation_loss",
     "every_kth_feature",
     "foolsgold_weights",
+    "gap_clusters",
     "gap_statistic",
     "geometric_median",
     "gram_matrix",
+    "keep_largest",
     "krum_attack",
     "krum_attack_partial",
     "krum_scores",
@@ -89,6 +96,7 @@ __all__ = [
     "loss_windows",
     "majority_cluster",
     "mean_around_median",
+    "median_z_scores",
     "mimic_direction",
     "min_max",
     "min_sum",
@@ -100,7 +108,9 @@ __all__ = [
     "part_of_trigger",
     "perturbation",
     "pixel_pattern",
+    "positive_purity",
     "principal_coordinates",
+    "principal_sign_alignment",
     "project_onto_ball",
     "recovery_bound",
     "reference_weights",
@@ -120,4 +130,5 @@ __all__ = [
     "two_means",
     "use_kernel",
     "weighted_mean",
+    "whitened_scores",
 ]

@@ -191,3 +191,31 @@ class TestDnC(AggregatorContract):
 class TestCAF(AggregatorContract):
     def make(self) -> Aggregator:
         return rules.CAF(num_byzantine=0.2)
+
+
+class TestAlignIns(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.AlignIns(top_fraction=0.6)
+
+
+class TestLASA(AggregatorContract):
+    # What all agree on loses its smallest entries, too.
+    unanimous = False
+
+    def make(self) -> Aggregator:
+        return rules.LASA()
+
+
+class TestLASAWithoutSparsity(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.LASA(sparsity=0.0, norm_radius=2.0)
+
+
+class TestMultiMetrics(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.MultiMetrics(local_lr=0.1, fraction=0.5)
+
+
+class TestRFLBAT(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.RFLBAT()
