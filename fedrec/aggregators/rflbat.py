@@ -52,9 +52,10 @@ class RFLBAT(Aggregator):
           2201.03772, 2022.
 
     Examples:
-        >>> benign = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
-        >>> alike = torch.tensor([[-6.0, 6.0, 6.0, 6.0]]) + 0.1 * benign[:4]
-        >>> torch.allclose(RFLBAT()(torch.cat([benign, alike])), benign.mean(dim=0))
+        >>> benign = torch.rand(8, 4, generator=torch.Generator().manual_seed(0)) - 0.5
+        >>> rule = RFLBAT()
+        >>> result = rule(torch.cat([benign, 6.0 + 0.1 * benign[:4]]))
+        >>> torch.allclose(result, benign.mean(dim=0))
         True
     """
 

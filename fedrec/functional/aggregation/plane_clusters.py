@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from fedrec.random import numpy_generator
 
 __all__ = ["gap_clusters"]
 
-# Dispersions of points in the unit square below this count as zero; keeps logarithms finite.
+# Dispersions of points in the unit cube below this count as zero; keeps logarithms finite.
 _TINY = 1e-12
 _STARTS = 3
 
@@ -22,8 +20,8 @@ def gap_clusters(
 ) -> Tensor:
     r"""Cut points into as many clusters as the gap statistic finds, by k-means.
 
-    Coordinates are scaled to $[0, 1]$. With $W_k$ the sum of squared distances to the centres of
-    $k$ clusters and $W_k^*$ that of uniform reference sets of the same size,
+    With $W_k$ the sum of squared distances to the centres of $k$ clusters and $W_k^*$ that of
+    reference sets of the same size, uniform over the range of every coordinate,
 
     $$\mathrm{Gap}(k) = \overline{\log W_k^*} - \log W_k, \qquad
     s_k = \sqrt{1 + 1/B}\; \mathrm{std}(\log W_k^*)$$
@@ -53,15 +51,19 @@ def gap_clusters(
     values = points.detach().cpu().double().numpy()
     order = np.lexsort(values.T[::-1])  # k-means starts from random rows
     extent = values.max(axis=0) - values.min(axis=0)
-    scaled = (values - values.min(axis=0)) / np.where(extent > 0, extent, 1.0)
-    scaled = scaled[order].round(12)  # points that rounding alone tells apart are one
+    unit = extent.max() if extent.max() > 0 else 1.0
+    scaled = (values[order] - values.min(axis=0)) / unit
+    scaled = scaled.round(12)  # points that rounding alone tells apart are one
     top = min(max_clusters, len(np.unique(scaled, axis=0)) - 1)
     if top < 2:
         return torch.zeros(len(values), dtype=torch.int64)
-    shape = (len(values), values.shape[1])
-    expected, errors = _reference(shape, top, num_references, seed)
-    found = [_clustered(scaled, k, seed) for k in range(1, top + 1)]
-    gap = expected - np.log([max(spread, _TINY) for _, spread in found])
+    draws = numpy_generator(seed, "gap-clusters").random((num_references, *values.shape))
+    counts = range(1, top + 1)
+    found = [_clustered(scaled, k, seed) for k in counts]
+    drawn = [[_clustered(x * extent / unit, k, seed)[1] for k in counts] for x in draws]
+    w = np.log(np.maximum(drawn, _TINY))
+    errors = np.sqrt(1 + 1 / num_references) * w.std(axis=0)
+    gap = w.mean(axis=0) - np.log([max(spread, _TINY) for _, spread in found])
     enough = gap[:-1] >= gap[1:] - errors[1:]
     number = int(np.argmax(enough)) if enough.any() else top - 1
     labels = np.empty(len(values), dtype=np.int64)
@@ -78,15 +80,3 @@ def _clustered(points: np.ndarray, num_clusters: int, seed: int) -> tuple[np.nda
 
     found = KMeans(num_clusters, n_init=_STARTS, random_state=seed % 2**32).fit(points)
     return found.labels_, float(found.inertia_)
-
-
-@lru_cache(maxsize=64)
-def _reference(
-    shape: tuple[int, int], max_clusters: int, num_references: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and the standard error of log W_k over uniform reference sets."""
-    draws = numpy_generator(seed, "gap-clusters").random((num_references, *shape))
-    w = np.log(
-        [[_clustered(x, k, seed)[1] + _TINY for k in range(1, max_clusters + 1)] for x in draws]
-    )
-    return w.mean(axis=0), np.sqrt(1 + 1 / num_references) * w.std(axis=0)
