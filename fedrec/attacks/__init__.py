@@ -14,6 +14,7 @@ from fedrec.attacks.min_sum import MinSum
 from fedrec.attacks.model_replacement import ModelReplacement
 from fedrec.attacks.mpaf import MPAF
 from fedrec.attacks.neurotoxin import Neurotoxin
+from fedrec.attacks.poisonedfl import PoisonedFL
 from fedrec.attacks.scheduled import Scheduled
 from fedrec.attacks.sign_flip import SignFlip
 from fedrec.attacks.triggers import (
@@ -48,6 +49,7 @@ __all__ = [
     "ModelReplacement",
     "Neurotoxin",
     "PixelTrigger",
+    "PoisonedFL",
     "Scheduled",
     "SignFlip",
     "SquareTrigger",

@@ -39,6 +39,7 @@ from fedrec.functional.attack.krum_attack import krum_attack, krum_attack_partia
 from fedrec.functional.attack.mimic import mimic_direction
 from fedrec.functional.attack.min_max import min_max, min_sum, perturbation
 from fedrec.functional.attack.neurotoxin import outside_top
+from fedrec.functional.attack.poisonedfl import consistent_update, is_aligned
 from fedrec.functional.attack.trim import trim_attack, trim_attack_partial
 from fedrec.functional.consistency import row_cosines, sign_agreement
 from fedrec.functional.cosine import cosine_similarities
@@ -76,6 +77,7 @@ __all__ = [
     "certified_sensitivity",
     "choose_kernel",
     "consistency_scores",
+    "consistent_update",
     "coordinate_median",
     "cosine_similarities",
     "covariance_bound_agnostic_filter",
@@ -87,6 +89,7 @@ __all__ = [
     "gap_statistic",
     "geometric_median",
     "gram_matrix",
+    "is_aligned",
     "keep_largest",
     "krum_attack",
     "krum_attack_partial",

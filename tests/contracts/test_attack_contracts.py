@@ -22,6 +22,7 @@ from fedrec.attacks import (
     MinSum,
     ModelReplacement,
     Neurotoxin,
+    PoisonedFL,
     Scheduled,
     SignFlip,
     SquareTrigger,
@@ -118,6 +119,11 @@ class TestMimic(AttackContract):
 class TestMPAF(AttackContract):
     def make(self) -> Attack:
         return MPAF(scale=10.0)
+
+
+class TestPoisonedFL(AttackContract):
+    def make(self) -> Attack:
+        return PoisonedFL(period=2)
 
 
 class TestScheduledInItsRounds(AttackContract):

@@ -57,6 +57,7 @@ ATTACKS: dict[str, Callable[[float], Attack]] = {
     "MinMax": lambda s: attacks.MinMax(),
     "MinSum": lambda s: attacks.MinSum(),
     "Mimic": lambda s: attacks.Mimic(),
+    "PoisonedFL": lambda s: attacks.PoisonedFL(),
 }
 # Powers of two near 1e-30, 1e-12, 1e12 and 1e30: multiplying with them rounds nothing.
 SCALES = [2.0**-100, 2.0**-40, 2.0**40, 2.0**100]
