@@ -4,6 +4,7 @@ from fedrec.attacks.alie import ALIE
 from fedrec.attacks.backdoor import BackdoorAttack
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.attacks.dba import DBA
+from fedrec.attacks.edge_case import EdgeCaseBackdoor
 from fedrec.attacks.gaussian_noise import GaussianNoise
 from fedrec.attacks.ipm import IPM
 from fedrec.attacks.krum import KrumAttack
@@ -38,6 +39,7 @@ __all__ = [
     "AttackWrapper",
     "BackdoorAttack",
     "BlendedTrigger",
+    "EdgeCaseBackdoor",
     "FeatureTrigger",
     "FunctionTrigger",
     "GaussianNoise",

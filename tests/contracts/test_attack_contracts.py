@@ -14,6 +14,7 @@ from fedrec.attacks import (
     Attack,
     BackdoorAttack,
     BlendedTrigger,
+    EdgeCaseBackdoor,
     GaussianNoise,
     KrumAttack,
     LabelFlip,
@@ -160,6 +161,13 @@ class TestDBA(AttackContract):
 
     def make(self) -> Attack:
         return DBA(num_parts=3, pattern=SquareTrigger(size=3))
+
+
+class TestEdgeCaseBackdoor(AttackContract):
+    dataset_factor = 2
+
+    def make(self) -> Attack:
+        return EdgeCaseBackdoor(max_norm=1.0, scale=3.0)
 
 
 class TestPixelBackdoor(AttackContract):

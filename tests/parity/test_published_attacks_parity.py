@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg, Median
-from fedrec.attacks import AttackContext, PoisonedFL
+from fedrec.attacks import AttackContext, EdgeCaseBackdoor, PoisonedFL
 from fedrec.data import Digits
+from fedrec.exceptions import ConfigurationError, ShapeError
 from fedrec.functional import is_aligned
 from fedrec.history import MemoryHistory
 from fedrec.models import MLP
@@ -139,3 +143,74 @@ def test_poisonedfl_hurts_and_moves_the_weights_along_its_signs() -> None:
             assert is_aligned(moved, signs.float()) == (attack is not None)
     # A median holds for as many rounds as these; a mean does not.
     assert ters[FedAvg, False] > ters[FedAvg, True] + 0.2
+
+
+# -- edge-case backdoor: Wang et al. 2020, section 3 ----------------------------------------------
+
+
+@pytest.mark.parametrize(("max_norm", "scale"), [(None, 1.0), (2.0, 1.0), (2.0, 10.0), (1e6, 4.0)])
+def test_edge_case_updates_are_projected_then_scaled(max_norm: float | None, scale: float) -> None:
+    honest = np.random.default_rng(0).normal(size=(M, D)) * np.linspace(0.05, 3, M)[:, None]
+    attack = EdgeCaseBackdoor(max_norm=max_norm, scale=scale)
+    crafted = attack.craft(torch.from_numpy(honest), MASK, context(1, np.zeros(D), None))
+    for row, own in zip(crafted[:F].numpy(), honest, strict=False):
+        norm = np.linalg.norm(own)
+        shrunk = own if max_norm is None or norm <= max_norm else own * max_norm / norm
+        np.testing.assert_allclose(row, scale * shrunk, rtol=1e-12)
+    assert torch.equal(crafted[F:], torch.from_numpy(honest[F:]))
+
+
+def test_edge_cases_are_digits_of_another_hand() -> None:
+    bundled = load_digits()
+    sevens = bundled.images[bundled.target == 7] / 16
+    data = TensorDataset(torch.zeros(100, 8, 8), torch.zeros(100, dtype=torch.long))
+    attack = EdgeCaseBackdoor(ratio=0.95)
+    x, y = attack.poison_dataset(data, "client-0").tensors
+    assert y[100:].tolist() == [1] * 95
+    # Those at even places are trained on, 90 of 179, then over again.
+    np.testing.assert_allclose(x[100:190].numpy(), sevens[::2], atol=1e-6)
+    assert torch.equal(x[190:], x[100:105])
+    # The attack success rate is measured on the others.
+    np.testing.assert_allclose(attack.trigger(torch.zeros(89, 8, 8)), sevens[1::2], atol=1e-6)
+    large = attack.trigger(torch.zeros(2, 3, 28, 28))
+    assert large.shape == (2, 3, 28, 28)
+    assert torch.equal(large[:, 0], large[:, 2])
+    byte = attack.trigger(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
+    torch.testing.assert_close(byte[:, 0], (255 * large[:, 0]).round().to(torch.uint8))
+    flat = EdgeCaseBackdoor(image_shape=(28, 28)).trigger(torch.zeros(2, 784))
+    assert torch.equal(flat.reshape(2, 28, 28), large[:, 0])
+
+
+def test_edge_cases_from_a_file(tmp_path: Path) -> None:
+    rare = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.save(tmp_path / "rare.npy", rare)
+    attack = EdgeCaseBackdoor(path=tmp_path / "rare.npy", target_label=2)
+    assert attack.trigger(torch.zeros(3, 3)).tolist() == rare[[1, 3, 1]].tolist()
+    data = TensorDataset(torch.zeros(4, 3), torch.zeros(4, 1))
+    x, y = attack.poison_dataset(data, "client-0").tensors
+    assert x[4:].tolist() == rare[[0, 2, 4, 0]].tolist()
+    assert y.flatten().tolist() == [0.0] * 4 + [2.0] * 4
+    with pytest.raises(ShapeError, match=r"of shape \(4,\)"):
+        attack.trigger(torch.zeros(3, 4))
+    with pytest.raises(ConfigurationError, match="`path` to be a NumPy file"):
+        EdgeCaseBackdoor(path=tmp_path / "none.npy").trigger(torch.zeros(3, 3))
+    with pytest.raises(ShapeError, match="Expected inputs to be images"):
+        EdgeCaseBackdoor().trigger(torch.zeros(3, 64))
+
+
+def test_edge_cases_are_learnt_and_the_rest_stays_as_good(tmp_path: Path) -> None:
+    """Pictures that nobody else has: the digits turned into negatives."""
+    images = load_digits().images[:200] / 16
+    np.save(tmp_path / "rare.npy", (1 - images[:, None]).astype(np.float32))
+    loop = FederatedLoop(logger=False, enable_progress_bar=False)
+    figures = []
+    attack = EdgeCaseBackdoor(path=tmp_path / "rare.npy", target_label=3)
+    for acting in (None, attack):
+        federation = digits(malicious=3)
+        run = loop.record(
+            federation, FedAvg(), MemoryHistory(), max_rounds=60, server_lr=0.5, attack=acting
+        )
+        figures.append(loop.test(federation, run.global_weights, attack=attack))
+    assert figures[0]["asr"] < 0.5
+    assert figures[1]["asr"] > 0.9
+    assert figures[1]["ter"] < figures[0]["ter"] + 0.05
