@@ -53,6 +53,7 @@ CHOSEN: dict[str, Any] = {
     "PoisonedFL": node("PoisonedFL", period=10),
     "Backdoor, adaptive": ADAPTIVE,
     "DBA": ATTACKS["DBA"],
+    "EdgeCaseBackdoor": node("EdgeCaseBackdoor", scale=5.0),
     "Neurotoxin, adaptive": node("Neurotoxin", attack=ADAPTIVE),
 }
 

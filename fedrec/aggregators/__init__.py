@@ -7,6 +7,7 @@ from fedrec.aggregators.bucketing import Bucketing
 from fedrec.aggregators.bulyan import Bulyan
 from fedrec.aggregators.caf import CAF
 from fedrec.aggregators.centered_clipping import CenteredClipping
+from fedrec.aggregators.deepsight import DeepSight
 from fedrec.aggregators.dnc import DnC
 from fedrec.aggregators.fedadam import FedAdam
 from fedrec.aggregators.fedavg import FedAvg
@@ -44,6 +45,7 @@ __all__ = [
     "Bucketing",
     "Bulyan",
     "CenteredClipping",
+    "DeepSight",
     "DnC",
     "FLTrust",
     "FedAdam",

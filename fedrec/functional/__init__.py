@@ -9,6 +9,13 @@ from fedrec.functional.aggregation.clipping import (
 from fedrec.functional.aggregation.clustering import largest_mode, majority_cluster
 from fedrec.functional.aggregation.foolsgold import foolsgold_weights
 from fedrec.functional.aggregation.geometric_median import geometric_median
+from fedrec.functional.aggregation.inspection import (
+    cluster_distances,
+    density_clusters,
+    division_differences,
+    threshold_exceedings,
+    update_energies,
+)
 from fedrec.functional.aggregation.krum import bulyan_selection, krum_scores
 from fedrec.functional.aggregation.mean_around_median import mean_around_median
 from fedrec.functional.aggregation.means import weighted_mean
@@ -76,13 +83,16 @@ __all__ = [
     "centered_clipping",
     "certified_sensitivity",
     "choose_kernel",
+    "cluster_distances",
     "consistency_scores",
     "consistent_update",
     "coordinate_median",
     "cosine_similarities",
     "covariance_bound_agnostic_filter",
+    "density_clusters",
     "distance_to_random_models",
     "distillation_loss",
+    "division_differences",
     "every_kth_feature",
     "foolsgold_weights",
     "gap_clusters",
@@ -126,11 +136,13 @@ __all__ = [
     "softmax_divergence",
     "spectral_scores",
     "square_pattern",
+    "threshold_exceedings",
     "trim_attack",
     "trim_attack_partial",
     "trimmed_mean",
     "trust_scores",
     "two_means",
+    "update_energies",
     "use_kernel",
     "weighted_mean",
     "whitened_scores",

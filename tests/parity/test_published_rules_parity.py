@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from sklearn.cluster import HDBSCAN
 from torch import nn
 
-from fedrec.aggregators import LASA, RFLBAT, AggregationContext, Aggregator, AlignIns, MultiMetrics
+from fedrec import FederatedLoop, Federation
+from fedrec.aggregators import (
+    LASA,
+    RFLBAT,
+    AggregationContext,
+    Aggregator,
+    AlignIns,
+    DeepSight,
+    MultiMetrics,
+)
+from fedrec.data import Digits
 from fedrec.exceptions import AggregationError, FedrecWarning
 from fedrec.functional import gap_clusters, median_z_scores, whitened_scores
+from fedrec.history import MemoryHistory
+from fedrec.models import MLP
 from fedrec.parameters import ParameterVector
+from fedrec.random import torch_generator
 
 MODULE = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 5))
 LAYOUT = ParameterVector(MODULE)
@@ -280,3 +296,105 @@ def test_one_cluster_where_there_are_no_groups() -> None:
     points = np.random.default_rng(1).random((40, 2))
     assert gap_clusters(torch.from_numpy(points)).tolist() == [0] * 40
     assert gap_clusters(torch.ones(4, 2)).tolist() == [0] * 4
+
+
+# -- DeepSight: Rieger et al. 2022, algorithms 1 to 3 ---------------------------------------------
+
+SETTINGS = {"input_shape": (9,), "local_lr": 0.1, "num_samples": 40, "num_seeds": 2}
+
+
+def predict(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Probabilities of `MODULE` with these weights."""
+    a, b, c, d = (
+        weights[layer].reshape(shape) for layer, shape in zip(LAYERS, LAYOUT.shapes, strict=True)
+    )
+    z = np.maximum(x @ a.T + b, 0) @ c.T + d
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def logits(weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    return torch.func.functional_call(MODULE, LAYOUT.unflatten(weights), (inputs,))
+
+
+def apart(found: HDBSCAN) -> np.ndarray:
+    labels, m = found.labels_, len(found.labels_)
+    same = [[i == j or labels[i] == labels[j] >= 0 for j in range(m)] for i in range(m)]
+    return 1.0 - np.array(same)
+
+
+def deepsight_by_definition(x, w, inputs) -> tuple[np.ndarray, list[int], np.ndarray]:
+    m, x, w = len(x), x.astype(np.float64), w.astype(np.float64)
+    given = {"min_cluster_size": 3, "allow_single_cluster": True, "copy": True}
+    neups, bias = [], []
+    for row in x:
+        energy = np.abs(row[LAYERS[3]]) + np.abs(row[LAYERS[2]].reshape(5, 7)).sum(axis=1)
+        neups.append(energy**2 / (energy**2).sum())
+        bias.append(row[LAYERS[3]])
+    exceedings = np.array([(c > max(0.01, 1 / 5) * c.max()).sum() for c in neups])
+    angles = np.array([[1 - cosine(a, b) for b in bias] for a in bias]).clip(0, 2)
+    np.fill_diagonal(angles, 0)
+    distances = apart(HDBSCAN(metric="precomputed", **given).fit(angles))
+    distances += apart(HDBSCAN(**given).fit(np.array(neups)))
+    for drawn in inputs:
+        ddifs = [(predict(w - 0.1 * row, drawn) / predict(w, drawn)).mean(axis=0) for row in x]
+        distances += apart(HDBSCAN(**given).fit(np.array(ddifs))) / len(inputs)
+    final = apart(HDBSCAN(metric="precomputed", **given).fit(distances / 3))
+    poisoned = exceedings <= np.median(exceedings) / 2
+    kept = [i for i in range(m) if np.mean(poisoned[final[i] == 0]) < 1 / 3]
+    norms = [np.linalg.norm(row) for row in x]
+    bound = np.median(norms)
+    total = sum(x[i] * min(1, bound / norms[i]) for i in kept)
+    return total / len(kept), kept, poisoned
+
+
+def of_few_classes(m: int, seed: int, num_malicious: int) -> np.ndarray:
+    """Benign clients change all output neurons; malicious ones change one, and are alike."""
+    rng = np.random.default_rng(seed)
+    x = 0.3 * rng.normal(size=D) + 0.2 * rng.normal(size=(m, D))
+    x[:, LAYERS[3]] += 1.0
+    weights = x[:num_malicious, LAYERS[2]].reshape(num_malicious, 5, 7)
+    weights[:, 0] += 4.0
+    x[:num_malicious, LAYERS[2]] = weights.reshape(num_malicious, -1)
+    x[:num_malicious, LAYERS[3]] = [6.0, 0.1, 0.1, 0.1, 0.1]
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_deepsight(seed: int) -> None:
+    x, w = of_few_classes(16, seed, num_malicious=4), weights_of(seed)
+    generator = torch_generator(0, "DeepSight", 2)
+    inputs = [torch.rand(40, 9, generator=generator).double().numpy() for _ in range(2)]
+    want, kept, poisoned = deepsight_by_definition(x, w, inputs)
+    ctx = replace(context(16, w), outputs=logits)
+    got = DeepSight(**SETTINGS)(torch.from_numpy(x), None, ctx)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-5)
+    assert poisoned[:4].all()
+    assert not poisoned[4:].any()
+    assert not {0, 1, 2, 3} & set(kept)
+    assert len(kept) >= 8
+
+
+def test_deepsight_without_anybody_or_without_a_model_says_so() -> None:
+    w = weights_of(0)
+    x = torch.from_numpy(of_few_classes(4, 0, 4))
+    with pytest.raises(AggregationError, match="needs outputs of the model"):
+        DeepSight(**SETTINGS)(x, None, context(4, w))
+    # Two changed all five neurons, two one neuron: half of the median is 1.5. All are alike.
+    x = x[:1].repeat(4, 1)
+    x[2:, LAYERS[3]] = 20.0
+    ctx = replace(context(4, w), outputs=logits)
+    rule = DeepSight(**SETTINGS | {"local_lr": 1e-9}, min_cluster_size=4, max_suspicious=0.5)
+    with pytest.warns(FedrecWarning, match="DeepSight leaves out all of 4"):
+        assert not rule(x, None, ctx).any()
+
+
+def test_deepsight_in_the_loop_leaves_the_model_as_it_was() -> None:
+    torch.manual_seed(0)
+    data, model = Digits(num_clients=8), MLP(in_features=64)
+    federation = Federation.from_data(data, model, batch_size=32)
+    loop = FederatedLoop(logger=False, enable_progress_bar=False)
+    rule = DeepSight(input_shape=(1, 8, 8), local_lr=0.3, num_samples=20)
+    run = loop.record(federation, rule, MemoryHistory(), max_rounds=15, server_lr=0.3)
+    assert loop.test(federation, run.global_weights)["ter"] < 0.5
+    assert model.training
