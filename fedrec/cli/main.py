@@ -35,6 +35,7 @@ _LISTING = {
 
 _HISTORY = {
     "info": "tell what a history holds, without reading its updates",
+    "browse": "look into its rounds: who was asked, who sent what, how large updates were",
     "verify": "read everything and name all that is damaged; exit code 1 if anything is",
     "repair": "drop what is damaged, and nothing else; the old file is kept as data.mdb.damaged",
     "compact": "give free space in the file back to the disk",
@@ -69,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from fedrec.cli.history import execute
 
             return execute(args)
+        if args.command == "doctor":
+            from fedrec.cli import doctor
+
+            return doctor.execute(args)
         if getattr(args, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
         with _log_to_terminal():
@@ -146,6 +151,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_plot(commands)
     _add_listing(commands)
     _add_history(commands)
+    about = "tell what fedrec finds on this machine, and what keeps it from working here"
+    sub = commands.add_parser("doctor", help=about, description=f"{about.capitalize()}.")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--debug", action="store_true", help="show where an error comes from")
     return parser
 
 
@@ -237,7 +246,7 @@ def _add_listing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    about = "look after a history: info, verify, repair, compact, forget, export, import, new-key"
+    about = f"look into a history, and after it: {', '.join(_HISTORY)}"
     history = commands.add_parser("history", help=about, description=f"{about.capitalize()}.")
     actions = history.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, does in _HISTORY.items():
@@ -264,6 +273,11 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
                 metavar="ID",
                 help="client to forget; repeatable",
             )
+        if name == "browse":
+            some = "such as 7, 0,10,20, 100:200:10 or -1 for the last (default: all, or some)"
+            sub.add_argument("--rounds", metavar="ROUNDS", help=some)
+            sub.add_argument("--clients", metavar="ID,ID", help="(default: all, or some)")
+            sub.add_argument("-o", "--output", metavar="FILE", help="page (.html) to write instead")
         if name == "export":
             sub.add_argument("folder", metavar="FOLDER", help="folder to make")
         _add_allow(
