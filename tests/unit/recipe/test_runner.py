@@ -501,7 +501,8 @@ def test_arguments_at_their_defaults_make_no_other_recovery(
     written = (
         "recoverers=[{class_path: fedrec.recoverers.FedRecover, label: FedRecover w/o correction, "
         "init_args: {warmup_rounds: 3, correction_period: null, final_rounds: 1, "
-        "tolerance_rate: null, estimator: anchored}}, {class_path: TrainFromScratch, init_args: {}}]"
+        "tolerance_rate: null, estimator: anchored}}, "
+        "{class_path: TrainFromScratch, init_args: {}}]"
     )
     before = {path: path.read_bytes() for path in copied.rglob("result.json")}
     overrides = [written, "recover={exclude: detected, batch_policy: replay, max_rounds: null}"]
