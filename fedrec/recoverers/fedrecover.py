@@ -35,9 +35,9 @@ __all__ = ["FedRecover"]
 _log = logging.getLogger(__name__)
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
+    "anchored": AnchoredLBFGS,
     "paired": PairedLBFGS,
     "paper": PaperLBFGS,
-    "anchored": AnchoredLBFGS,
     "history": HistoricalUpdate,
 }
 
@@ -45,11 +45,13 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 class FedRecover(ReplayRecoverer):
     r"""Estimates the clients' updates from history and asks for exact ones in a few rounds.
 
-    In most rounds, an estimator computes $\hat g_t^i$ from the history; by default
-    $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`PairedLBFGS`), where bars mark
-    what is stored, hats what is recovered, and $\tilde H_t^i$ approximates client $i$'s Hessian by
-    L-BFGS. This assumes that updates are gradients: a warning is logged if clients take several
-    local steps, or a step that is not SGD's. Clients are asked
+    In most rounds, an estimator computes $\hat g_t^i$ from the history. The paper's is
+    $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`estimator="paired"`), where
+    bars mark what is stored, hats what is recovered, and $\tilde H_t^i$ approximates client $i$'s
+    Hessian by L-BFGS. By default, an estimate starts from the exact update that the client sent
+    last (`estimator="anchored"`), so it also recovers if the recorded model is far away. Both
+    assume that updates are gradients: a warning is logged if clients take several local steps, or a
+    step that is not SGD's. Clients are asked
 
     - `warmup`: in the first $T_w$ rounds, for the estimator to learn from,
     - `correction`: in every $T_c$-th round after that, to keep it current,
@@ -70,12 +72,11 @@ class FedRecover(ReplayRecoverer):
             this fraction of the historical entries exceeds it. `None`, with no
             `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
-        estimator: An `Estimator`, or the name of one with its default arguments: `"paired"` for
-            `PairedLBFGS`, the paper's method; `"paper"` for `PaperLBFGS`, the paper's literal
-            reading; `"anchored"` for `AnchoredLBFGS`, which also recovers if the recorded model is
-            far away; `"history"` for `HistoricalUpdate`, a control. With `"none"`, stored as
-            `None`, rounds in which clients are not asked make no step (the paper's variant without
-            approximation).
+        estimator: An `Estimator`, or the name of one with its default arguments: `"anchored"` for
+            `AnchoredLBFGS`; `"paired"` for `PairedLBFGS`, the paper's method; `"paper"` for
+            `PaperLBFGS`, the paper's literal reading; `"history"` for `HistoricalUpdate`, a
+            control. With `"none"`, stored as `None`, rounds in which clients are not asked make no
+            step (the paper's variant without approximation).
         start_round: Round to start in, if it is known that the attack began no earlier. Recovery
             starts from the recorded weights of this round, and $T_w$ is counted from it. Rounds
             before it cost nothing and count in the ACP. $\tau$ is computed from the rounds from
@@ -113,7 +114,7 @@ class FedRecover(ReplayRecoverer):
         abnormality_threshold: float | None = None,
         tolerance_rate: float | None = 1e-6,
         final_rounds: int = 5,
-        estimator: str | Estimator | None = "paired",
+        estimator: str | Estimator | None = "anchored",
         start_round: int = 0,
         update_filter: UpdateFilter | None = None,
         diagnose: bool | int = False,
