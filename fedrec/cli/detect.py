@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import json
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedrec.cli.output import write_json
+from fedrec.cli.parser import Options
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError
 from fedrec.history.base import HistoryStore
@@ -29,7 +28,7 @@ from fedrec.report.table import fraction
 __all__ = ["compare", "compare_run"]
 
 
-def compare_run(args: argparse.Namespace) -> None:
+def compare_run(args: Options) -> None:
     """Print a comparison of detectors on a run's recording; the run folder stays as it is."""
     folder = existing(args.target)
     detectors = _build(args.detector, args.allow)
@@ -46,8 +45,7 @@ def compare_run(args: argparse.Namespace) -> None:
         rows = compare(history, detectors)
         truth, rounds = history.manifest.malicious, len(history.rounds())
     if args.json:
-        result = {"truth": list(truth), "rounds": rounds, "detectors": rows}
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        write_json({"truth": list(truth), "rounds": rounds, "detectors": rows})
     else:
         _print(rows, f"{folder.path}: {rounds} rounds, {len(truth)} malicious clients")
 

@@ -12,7 +12,8 @@ import pytest
 import pytorch_lightning  # noqa: F401 - sets up its logger when it is first imported
 import yaml
 
-from fedrec.cli.listing import FAMILIES, describe, find, sections, short_reference
+from fedrec.cli.families import FAMILIES
+from fedrec.cli.listing import describe, find, sections, short_reference
 from fedrec.cli.main import main
 from fedrec.detectors import FLDetector
 
