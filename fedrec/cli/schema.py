@@ -80,8 +80,8 @@ def recipe_schema(allow: Iterable[str] = ()) -> dict[str, Any]:
 
     Examples:
         >>> schema = recipe_schema()
-        >>> schema["$defs"]["aggregators.TrimmedMean"]["properties"]["trim"]["default"]
-        0.2
+        >>> schema["$defs"]["recoverers.FedRecover"]["properties"]["warmup_rounds"]["default"]
+        20
     """
     writer = _Writer(ClassFinder(allow))
     properties: dict[str, Any] = {

@@ -206,9 +206,10 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_tools_need_no_torch(run: Path) -> None:
     code = (
         "import json, sys; from fedrec.cli.history import main\n"
-        "args = dict(target=sys.argv[1], allow=[], key_file=None, json=False, no_progress=True, quiet=False)\n"
+        "args = dict(target=sys.argv[1], allow=[], key_file=None, json=False, quiet=True)\n"
+        "args.update(no_progress=True, debug=True)\n"
         "for action in ('info', 'verify', 'repair', 'compact'):\n"
-        "    assert main(json.dumps({**args, 'debug': True, 'action': action})) == 0\n"
+        "    assert main(json.dumps({**args, 'action': action})) == 0\n"
         "assert not {'torch', 'pytorch_lightning', 'rich'} & set(sys.modules)\n"
     )
     done = subprocess.run(
