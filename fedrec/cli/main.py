@@ -48,6 +48,10 @@ def _call(options: Options) -> int:
             from fedrec.cli.history import execute
 
             return execute(options)
+        if options.command == "doctor":
+            from fedrec.cli import doctor
+
+            return doctor.execute(options)
         if getattr(options, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
         with _log_to_terminal(options):

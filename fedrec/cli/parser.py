@@ -101,6 +101,7 @@ def command_line(call: Call) -> click.Group:
     for command in _of_histories(call):
         history.add_command(command)
     group.add_command(history)
+    group.add_command(_doctor(call))
     group.add_command(_completion(group))
     return group
 
@@ -338,6 +339,11 @@ def _to_start(call: Call) -> list[_Command]:
             "fedrec cp mnist/coffee_break_trim .",
         ),
     ]
+
+
+def _doctor(call: Call) -> _Command:
+    about = "Tell what fedrec finds on this machine, and what keeps it from working here."
+    return _Command(call, "doctor", about, _common(), "fedrec doctor")
 
 
 def _of_histories(call: Call) -> list[_Command]:
