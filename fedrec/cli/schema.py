@@ -236,7 +236,7 @@ class _Writer:
             return {"type": ["array"], "items": self.value(args[0]) if args else {}}
         if origin in _MAPPINGS:
             return {"type": ["object"]}
-        if isinstance(origin, type) and origin not in (object, abc.Callable):
+        if isinstance(origin, type) and origin not in (Any, object, abc.Callable):
             return self.component([origin])
         return {}
 
