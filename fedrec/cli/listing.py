@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from fedrec.cli.families import FAMILIES
-from fedrec.cli.output import definitions, write_json
+from fedrec.cli.output import definitions, wrapped, write_json
 from fedrec.cli.parser import Options
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.classes import ClassFinder
@@ -223,7 +223,7 @@ def _recipe(cls: type, family: str) -> str:
 def _as_text(entry: dict[str, Any]) -> str:
     head = f"{entry['name']} ({entry['family']}, {entry['class_path']})"
     return "\n".join(
-        [head, "", entry["signature"], "", entry["docstring"], "", "Recipe:", ""]
+        [head, "", entry["signature"], "", wrapped(entry["docstring"]), "", "Recipe:", ""]
         + [f"    {line}" for line in entry["recipe"].splitlines()]
         + ["", ""]
     )

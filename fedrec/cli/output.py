@@ -11,7 +11,7 @@ from typing import Any
 
 from fedrec.exceptions import FedrecError, RecipeError
 
-__all__ = ["definitions", "error_as_json", "write_json"]
+__all__ = ["definitions", "error_as_json", "wrapped", "write_json"]
 
 
 def write_json(value: Any) -> None:
@@ -63,6 +63,29 @@ def definitions(texts: Mapping[str, str], width: int | None = None) -> str:
             break_long_words=False,
             break_on_hyphens=False,
         ) or [first.rstrip()]
+    return "\n".join(lines)
+
+
+def wrapped(text: str, width: int | None = None) -> str:
+    r"""Break lines that are too long between words, and indent what follows as they begin.
+
+    Args:
+        text: Lines of text.
+        width: Letters in a line; by default those of the terminal.
+
+    Examples:
+        >>> print(wrapped("A list:\n    - a rule of any kind.", width=20))
+        A list:
+            - a rule of any
+            kind.
+    """
+    width = shutil.get_terminal_size().columns if width is None else width
+    lines = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
     return "\n".join(lines)
 
 

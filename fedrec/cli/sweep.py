@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fedrec.cli.output import write_json
 from fedrec.cli.parser import Options
@@ -18,7 +15,7 @@ from fedrec.recipe.grid import parse_grid, short_keys
 from fedrec.recipe.planning import plan_sweep
 from fedrec.recipe.points import Point, sweep_points
 from fedrec.recipe.tables import synthetic_text
-from fedrec.report.table import percent, print_line
+from fedrec.report.table import percent, print_line, print_table
 
 __all__ = ["sweep_command"]
 
@@ -91,23 +88,19 @@ def _list(points: Sequence[Point], recordings: Path, args: Options) -> None:
 def _print(done: Sweep, console: Console) -> None:
     """Print the summary of a sweep: means, and deviations if there are repeats."""
     name, synthetic = done.folder.name, synthetic_text(done.summary)
-    title = escape(f"{name} ({synthetic})" if synthetic else name)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     short = short_keys(done.keys)
-    for key in done.keys:
-        table.add_column(escape(short[key]), overflow="fold")
-    table.add_column("Model", overflow="fold")
-    for heading in ("TER %", "ASR %", "ACP %"):
-        table.add_column(heading, justify="right")
+    headings = [*(short[key] for key in done.keys), "Model", "TER %", "ASR %", "ACP %"]
+    rows = []
     for row in done.summary:
         cells = [
             _cell(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in ("ter", "asr", "acp")
         ]
-        labels = [escape(str(row[key])) for key in (*done.keys, "method")]
+        labels = [str(row[key]) for key in (*done.keys, "method")]
         if row["failures"]:
             labels[-1] += f" ({row['failures']} failed)"
-        table.add_row(*labels, *cells)
-    console.print(table)
+        rows.append([*labels, *cells])
+    title = f"{name} ({synthetic})" if synthetic else name
+    print_table(console, headings, rows, title=title, labels=len(done.keys) + 1)
 
 
 def _cell(mean: float | None, std: float | None) -> str:
