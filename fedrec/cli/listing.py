@@ -222,11 +222,9 @@ def _recipe(cls: type, family: str) -> str:
 
 def _as_text(entry: dict[str, Any]) -> str:
     head = f"{entry['name']} ({entry['family']}, {entry['class_path']})"
-    return "\n".join(
-        [head, "", entry["signature"], "", wrapped(entry["docstring"]), "", "Recipe:", ""]
-        + [f"    {line}" for line in entry["recipe"].splitlines()]
-        + ["", ""]
-    )
+    text = wrapped("\n\n".join([head, entry["signature"], entry["docstring"]]))
+    recipe = "\n".join(f"    {line}" for line in entry["recipe"].splitlines())
+    return f"{text}\n\nRecipe:\n\n{recipe}\n\n"
 
 
 def _plain(text: str) -> str:
