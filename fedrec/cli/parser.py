@@ -97,7 +97,7 @@ def command_line(call: Call) -> click.Group:
     click.version_option(__version__, message="fedrec %(version)s")(group)
     for command in (*_of_recipes(call), *_of_runs(call), *_of_components(call), *_to_start(call)):
         group.add_command(command)
-    history = _Group("history", help="Look after the history of a run.")
+    history = _Group("history", help="Look into the history of a run, and after it.")
     for command in _of_histories(call):
         history.add_command(command)
     group.add_command(history)
@@ -363,6 +363,29 @@ def _of_histories(call: Call) -> list[_Command]:
             "Tell what a history holds, without reading its updates.",
             [where, key],
             "info runs/quickstart",
+        ),
+        command(
+            "browse",
+            "Look into its rounds: who was asked, who sent what, how large updates were.",
+            [
+                where,
+                _option(
+                    "--rounds",
+                    "Such as 7, or 0,10,20, or 100:200:10, or -1 for the last; by default all, or "
+                    "some of many.",
+                    metavar="ROUNDS",
+                ),
+                _option("--clients", "By default all, or some of many.", metavar="ID,ID"),
+                _option(
+                    "--output",
+                    "Page (.html) to write instead.",
+                    short="-o",
+                    metavar="FILE",
+                    type=_FILE,
+                ),
+                key,
+            ],
+            "browse runs/quickstart --rounds 0:100:10",
         ),
         command(
             "verify",
