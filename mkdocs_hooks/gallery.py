@@ -54,8 +54,9 @@ class Recipe:
 
 def read(path: Path, root: Path) -> Recipe:
     """Read a recipe's comment: what it is about, labelled lines, and what to expect."""
-    # The line that names the schema is for editors.
-    text = re.sub(r"\A# yaml-language-server: .*\n", "", path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    # Editors read this line; people need not.
+    text = re.sub(r"\A# yaml-language-server:.*\n(#?\n)?", "", text)
     comment = re.match(r"(#.*\n)+", text)
     if comment is None:
         raise ValueError(f"Expected `{path}` to begin with a comment, but it does not.")

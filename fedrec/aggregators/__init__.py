@@ -1,11 +1,13 @@
 """Aggregation rules: how the server turns client updates into one."""
 
+from fedrec.aggregators.alignins import AlignIns
 from fedrec.aggregators.arc import ARC
 from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.aggregators.bucketing import Bucketing
 from fedrec.aggregators.bulyan import Bulyan
 from fedrec.aggregators.caf import CAF
 from fedrec.aggregators.centered_clipping import CenteredClipping
+from fedrec.aggregators.deepsight import DeepSight
 from fedrec.aggregators.dnc import DnC
 from fedrec.aggregators.fedadam import FedAdam
 from fedrec.aggregators.fedavg import FedAvg
@@ -16,11 +18,14 @@ from fedrec.aggregators.fltrust import FLTrust
 from fedrec.aggregators.foolsgold import FoolsGold
 from fedrec.aggregators.geometric_median import GeometricMedian
 from fedrec.aggregators.krum import Krum
+from fedrec.aggregators.lasa import LASA
 from fedrec.aggregators.mean_around_median import MeanAroundMedian
 from fedrec.aggregators.median import Median
 from fedrec.aggregators.multi_krum import MultiKrum
+from fedrec.aggregators.multi_metrics import MultiMetrics
 from fedrec.aggregators.nearest_neighbor_mixing import NearestNeighborMixing
 from fedrec.aggregators.norm_clipping import NormClipping
+from fedrec.aggregators.rflbat import RFLBAT
 from fedrec.aggregators.rlr import RLR
 from fedrec.aggregators.server_optimizer import ServerOptimizer
 from fedrec.aggregators.signguard import SignGuard
@@ -31,12 +36,16 @@ __all__ = [
     "ARC",
     "CAF",
     "FLAME",
+    "LASA",
+    "RFLBAT",
     "RLR",
     "AggregationContext",
     "Aggregator",
+    "AlignIns",
     "Bucketing",
     "Bulyan",
     "CenteredClipping",
+    "DeepSight",
     "DnC",
     "FLTrust",
     "FedAdam",
@@ -49,6 +58,7 @@ __all__ = [
     "MeanAroundMedian",
     "Median",
     "MultiKrum",
+    "MultiMetrics",
     "NearestNeighborMixing",
     "NormClipping",
     "RuleWrapper",

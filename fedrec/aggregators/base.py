@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +27,15 @@ class AggregationContext(RoundContext):
     Args:
         server_update: What the server's own training on its clean data gave in this round, shape
             $(d,)$, for a rule that asks for it with `needs_server_update`; else `None`.
+        outputs: Called with weights, shape $(d,)$, and a batch of inputs, it returns what the
+            model with these weights says to them, for a rule that asks for it with `needs_outputs`;
+            else `None`.
         checked: Updates that were found finite when they arrived, shape $(m, d)$: a rule that is
             called with these does not look again.
     """
 
     server_update: Tensor | None = None
+    outputs: Callable[[Tensor, Tensor], Tensor] | None = None
     checked: Tensor | None = None
 
 
@@ -61,6 +66,9 @@ class Aggregator(Component, ABC):
 
     #: Whether the server has to train on its own data in every round (`AggregationContext`).
     needs_server_update: bool = False
+
+    #: Whether the rule tries models out (`AggregationContext.outputs`).
+    needs_outputs: bool = False
 
     #: Whether rows have to be those of clients, whom the rule knows again by their ids.
     needs_client_ids: bool = False

@@ -35,6 +35,7 @@ class RuleWrapper(Aggregator):
             raise ConfigurationError(expected("rule", "an Aggregator", rule))
         self.rule = rule
         self.needs_server_update = rule.needs_server_update
+        self.needs_outputs = rule.needs_outputs
         self.needs_client_ids = rule.needs_client_ids
 
     def check_cohort(self, num_clients: int) -> None:

@@ -4,6 +4,7 @@ from fedrec.attacks.alie import ALIE
 from fedrec.attacks.backdoor import BackdoorAttack
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.attacks.dba import DBA
+from fedrec.attacks.edge_case import EdgeCaseBackdoor
 from fedrec.attacks.gaussian_noise import GaussianNoise
 from fedrec.attacks.ipm import IPM
 from fedrec.attacks.krum import KrumAttack
@@ -14,6 +15,7 @@ from fedrec.attacks.min_sum import MinSum
 from fedrec.attacks.model_replacement import ModelReplacement
 from fedrec.attacks.mpaf import MPAF
 from fedrec.attacks.neurotoxin import Neurotoxin
+from fedrec.attacks.poisonedfl import PoisonedFL
 from fedrec.attacks.scheduled import Scheduled
 from fedrec.attacks.sign_flip import SignFlip
 from fedrec.attacks.triggers import (
@@ -37,6 +39,7 @@ __all__ = [
     "AttackWrapper",
     "BackdoorAttack",
     "BlendedTrigger",
+    "EdgeCaseBackdoor",
     "FeatureTrigger",
     "FunctionTrigger",
     "GaussianNoise",
@@ -48,6 +51,7 @@ __all__ = [
     "ModelReplacement",
     "Neurotoxin",
     "PixelTrigger",
+    "PoisonedFL",
     "Scheduled",
     "SignFlip",
     "SquareTrigger",

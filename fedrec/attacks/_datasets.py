@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedrec.exceptions import ConfigurationError
 
-__all__ = ["Relabelled", "WithTriggeredCopies", "pairs_of"]
+__all__ = ["Relabelled", "WithExtraSamples", "WithTriggeredCopies", "pairs_of"]
 
 
 def pairs_of(dataset: TensorDataset) -> tuple[Tensor, Tensor]:
@@ -143,3 +143,30 @@ class WithTriggeredCopies(_Wrapped):
                 "HINT: let the data set convert them, with `ToTensor` for instance."
             )
         return _like(sample, self.trigger(x[None])[0], self.label)
+
+
+class WithExtraSamples(_Wrapped):
+    """The samples of a data set, then others with one label.
+
+    Args:
+        dataset: Pairs of input and class index.
+        extra: Further inputs, shape $(N, ...)$, of the kind that the data set has.
+        label: What they are labelled as.
+    """
+
+    def __init__(self, dataset: Dataset[Any], extra: Tensor, label: int) -> None:
+        super().__init__(dataset)
+        self.extra = extra
+        self.label = label
+
+    def __len__(self) -> int:
+        return self.num_samples + len(self.extra)
+
+    def __getitem__(self, index: int) -> Any:
+        self._require(index)
+        if index < self.num_samples:
+            return self.dataset[index]
+        sample = self.dataset[0]
+        x, _ = _pair(sample)
+        found = self.extra[index - self.num_samples]
+        return _like(sample, found.numpy() if isinstance(x, np.ndarray) else found, self.label)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RichProgressBar"]
 
-_EVERY = 0.5  # seconds
+_EVERY = 1.0  # seconds
 # A picture is drawn after so many times the seconds that the last one took: drawing takes at most
 # 1 / 200 of a run, however slow the terminal is.
 _COSTS = 200

@@ -1,5 +1,6 @@
 """Pure tensor functions behind the components."""
 
+from fedrec.functional.aggregation.alignment import principal_sign_alignment
 from fedrec.functional.aggregation.clipping import (
     adaptive_clipping,
     centered_clipping,
@@ -8,9 +9,17 @@ from fedrec.functional.aggregation.clipping import (
 from fedrec.functional.aggregation.clustering import largest_mode, majority_cluster
 from fedrec.functional.aggregation.foolsgold import foolsgold_weights
 from fedrec.functional.aggregation.geometric_median import geometric_median
+from fedrec.functional.aggregation.inspection import (
+    cluster_distances,
+    density_clusters,
+    division_differences,
+    threshold_exceedings,
+    update_energies,
+)
 from fedrec.functional.aggregation.krum import bulyan_selection, krum_scores
 from fedrec.functional.aggregation.mean_around_median import mean_around_median
 from fedrec.functional.aggregation.means import weighted_mean
+from fedrec.functional.aggregation.median_z_scores import median_z_scores
 from fedrec.functional.aggregation.mixing import bucket_means, nearest_neighbor_mixing
 from fedrec.functional.aggregation.order_statistics import (
     choose_kernel,
@@ -18,10 +27,13 @@ from fedrec.functional.aggregation.order_statistics import (
     trimmed_mean,
     use_kernel,
 )
+from fedrec.functional.aggregation.plane_clusters import gap_clusters
 from fedrec.functional.aggregation.server_optimizers import adaptive_server_step
 from fedrec.functional.aggregation.signs import sign_votes
+from fedrec.functional.aggregation.sparsification import keep_largest, positive_purity
 from fedrec.functional.aggregation.spectral import covariance_bound_agnostic_filter, spectral_scores
 from fedrec.functional.aggregation.trust import trust_scores
+from fedrec.functional.aggregation.whitening import whitened_scores
 from fedrec.functional.attack.alie import alie, alie_quantile
 from fedrec.functional.attack.backdoor import (
     blended,
@@ -34,6 +46,7 @@ from fedrec.functional.attack.krum_attack import krum_attack, krum_attack_partia
 from fedrec.functional.attack.mimic import mimic_direction
 from fedrec.functional.attack.min_max import min_max, min_sum, perturbation
 from fedrec.functional.attack.neurotoxin import outside_top
+from fedrec.functional.attack.poisonedfl import consistent_update, is_aligned
 from fedrec.functional.attack.trim import trim_attack, trim_attack_partial
 from fedrec.functional.consistency import row_cosines, sign_agreement
 from fedrec.functional.cosine import cosine_similarities
@@ -70,17 +83,24 @@ __all__ = [
     "centered_clipping",
     "certified_sensitivity",
     "choose_kernel",
+    "cluster_distances",
     "consistency_scores",
+    "consistent_update",
     "coordinate_median",
     "cosine_similarities",
     "covariance_bound_agnostic_filter",
+    "density_clusters",
     "distance_to_random_models",
     "distillation_loss",
+    "division_differences",
     "every_kth_feature",
     "foolsgold_weights",
+    "gap_clusters",
     "gap_statistic",
     "geometric_median",
     "gram_matrix",
+    "is_aligned",
+    "keep_largest",
     "krum_attack",
     "krum_attack_partial",
     "krum_scores",
@@ -89,6 +109,7 @@ __all__ = [
     "loss_windows",
     "majority_cluster",
     "mean_around_median",
+    "median_z_scores",
     "mimic_direction",
     "min_max",
     "min_sum",
@@ -100,7 +121,9 @@ __all__ = [
     "part_of_trigger",
     "perturbation",
     "pixel_pattern",
+    "positive_purity",
     "principal_coordinates",
+    "principal_sign_alignment",
     "project_onto_ball",
     "recovery_bound",
     "reference_weights",
@@ -113,11 +136,14 @@ __all__ = [
     "softmax_divergence",
     "spectral_scores",
     "square_pattern",
+    "threshold_exceedings",
     "trim_attack",
     "trim_attack_partial",
     "trimmed_mean",
     "trust_scores",
     "two_means",
+    "update_energies",
     "use_kernel",
     "weighted_mean",
+    "whitened_scores",
 ]

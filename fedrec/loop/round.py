@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.loop.buffers import AveragedBuffers
-from fedrec.loop.server import require_lightning, server_client, trained
+from fedrec.loop.server import require_lightning, server_client, server_outputs, trained
 from fedrec.types import CohortUpdates, Phase, RoundContext
 
 __all__ = ["Engine"]
@@ -292,12 +293,16 @@ class Engine:
         server_update = None
         if self._server is not None:
             server_update = trained(self._server, global_weights, ctx).updates[0]
+        outputs = None
+        if self.aggregator.needs_outputs:
+            outputs = partial(server_outputs, self.federation, self.buffers.values)
         aggregation_ctx = ctx.extended(
             AggregationContext,
             purpose="aggregator",
             client_ids=tuple(client_ids),
             global_weights=global_weights,
             server_update=server_update,
+            outputs=outputs,
             checked=checked,
         )
         weights = num_samples.to(updates) / num_samples.sum().to(updates)

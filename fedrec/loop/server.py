@@ -20,7 +20,14 @@ from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
 from fedrec.types import CohortUpdates, RoundContext
 
-__all__ = ["no_server_data", "require_lightning", "server_client", "server_loss", "trained"]
+__all__ = [
+    "no_server_data",
+    "require_lightning",
+    "server_client",
+    "server_loss",
+    "server_outputs",
+    "trained",
+]
 
 _BATCH = 256
 
@@ -128,3 +135,31 @@ def server_loss(
     finally:
         state.restore()
     return total / server.num_samples
+
+
+def server_outputs(
+    federation: Federation,
+    buffers: Tensor | None,
+    weights: Tensor,
+    inputs: Tensor,
+) -> Tensor:
+    """Return what the model with some weights says to a batch of inputs, in evaluation mode.
+
+    Args:
+        federation: Has the model.
+        buffers: Averaged buffers, shape $(b,)$, or `None`.
+        weights: Shape $(d,)$.
+        inputs: Shape $(N, ...)$, on the device of the model.
+    """
+    module, layout = federation.module, federation.layout
+    layout.load(module, weights)
+    if buffers is not None:
+        layout.load_buffers(module, buffers)
+    state = state_of(module)
+    try:
+        module.eval()
+        with torch.no_grad(), generators_restored(inputs.device):
+            found: Tensor = module(inputs)
+    finally:
+        state.restore()
+    return found

@@ -20,6 +20,7 @@ from fedrec.recoverers.knowledge_distillation import KnowledgeDistillation
 from fedrec.recoverers.rollback_retrain import RollbackRetrain
 from fedrec.recoverers.train_from_scratch import TrainFromScratch
 from fedrec.recoverers.update_filter import UpdateFilter
+from fedrec.recoverers.weight_negation import WeightNegation
 
 __all__ = [
     "AnchoredLBFGS",
@@ -41,4 +42,5 @@ __all__ = [
     "RollbackRetrain",
     "TrainFromScratch",
     "UpdateFilter",
+    "WeightNegation",
 ]

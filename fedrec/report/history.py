@@ -76,7 +76,8 @@ def _heat_map(look: Look) -> str:
         f'<svg viewBox="0 0 {wide} {rows}" preserveAspectRatio="none" role="img" '
         f'aria-label="Norms from {low:.3g} to {high:.3g}; the tables below have figures" '
         f'style="height:{_ROW * rows}px;min-width:{3 * wide}px">{cells}</svg>'
-        f'<p class="ends" style="min-width:{3 * wide}px"><span>round {first}</span><span>{last}</span></p></div></div>'
+        f'<p class="ends" style="min-width:{3 * wide}px"><span>round {first}</span>'
+        f"<span>{last}</span></p></div></div>"
     ) + (note(said) if said else "")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import fedrec.aggregators as rules
 from fedrec.aggregators import Aggregator, FedAvg, Median, TrimmedMean
+from fedrec.parameters import ParameterVector
 from fedrec.testing import AggregatorContract
 from fedrec.types import RoundContext
 
@@ -191,3 +193,49 @@ class TestDnC(AggregatorContract):
 class TestCAF(AggregatorContract):
     def make(self) -> Aggregator:
         return rules.CAF(num_byzantine=0.2)
+
+
+class TestAlignIns(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.AlignIns(top_fraction=0.6)
+
+
+class TestLASA(AggregatorContract):
+    # What all agree on loses its smallest entries, too.
+    unanimous = False
+
+    def make(self) -> Aggregator:
+        return rules.LASA()
+
+
+class TestLASAWithoutSparsity(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.LASA(sparsity=0.0, norm_radius=2.0)
+
+
+class TestMultiMetrics(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.MultiMetrics(local_lr=0.1, fraction=0.5)
+
+
+class TestRFLBAT(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.RFLBAT()
+
+
+# One neuron is never a part of several.
+@pytest.mark.filterwarnings("ignore:DeepSight leaves out all of 10")
+class TestDeepSight(AggregatorContract):
+    def make(self) -> Aggregator:
+        return rules.DeepSight(input_shape=(1,), local_lr=0.1, num_samples=50, num_seeds=2)
+
+    def make_context(self, num_clients: int, d: int = 7) -> RoundContext:
+        ctx = super().make_context(num_clients, d)
+        return rules.AggregationContext(
+            round=ctx.round,
+            phase=ctx.phase,
+            client_ids=ctx.client_ids,
+            global_weights=ctx.global_weights,
+            layout=ParameterVector(nn.Linear(1, d, bias=False)),
+            outputs=lambda weights, inputs: inputs.to(weights) * weights,
+        )

@@ -14,6 +14,7 @@ from fedrec.attacks import (
     Attack,
     BackdoorAttack,
     BlendedTrigger,
+    EdgeCaseBackdoor,
     GaussianNoise,
     KrumAttack,
     LabelFlip,
@@ -22,6 +23,7 @@ from fedrec.attacks import (
     MinSum,
     ModelReplacement,
     Neurotoxin,
+    PoisonedFL,
     Scheduled,
     SignFlip,
     SquareTrigger,
@@ -120,6 +122,11 @@ class TestMPAF(AttackContract):
         return MPAF(scale=10.0)
 
 
+class TestPoisonedFL(AttackContract):
+    def make(self) -> Attack:
+        return PoisonedFL(period=2)
+
+
 class TestScheduledInItsRounds(AttackContract):
     def make(self) -> Attack:
         return Scheduled(TrimAttack(), start=1, every=2)
@@ -154,6 +161,13 @@ class TestDBA(AttackContract):
 
     def make(self) -> Attack:
         return DBA(num_parts=3, pattern=SquareTrigger(size=3))
+
+
+class TestEdgeCaseBackdoor(AttackContract):
+    dataset_factor = 2
+
+    def make(self) -> Attack:
+        return EdgeCaseBackdoor(max_norm=1.0, scale=3.0)
 
 
 class TestPixelBackdoor(AttackContract):

@@ -14,6 +14,7 @@ from fedrec.recoverers import (
     RollbackRetrain,
     TrainFromScratch,
     UpdateFilter,
+    WeightNegation,
 )
 from fedrec.testing import RecovererContract
 from fedrec.testing.problems import classifying_federation
@@ -75,6 +76,11 @@ class TestGradientAscent(RecovererContract):
 
     def make_federation(self) -> Federation:
         return classifying_federation()
+
+
+class TestWeightNegation(RecovererContract):
+    def make(self) -> Recoverer:
+        return WeightNegation(num_rounds=5)
 
 
 class TestFedRecover(RecovererContract):

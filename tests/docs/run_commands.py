@@ -5,6 +5,8 @@ played in the clone, one after the other, so that a page finds the runs that an 
 files that a page titles are written first, its Python is one program, which runs where the first of
 it stands, and its shell commands are run one by one. What takes long is shortened or left out; the
 log says so at each command, and its end lists all that was left out, with the reasons.
+
+`python tests/docs/run_commands.py LOG PAGE ...` plays some pages alone, in the folder it lies in.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ class Log:
     def write(self, line: str) -> None:
         print(line, flush=True)  # noqa: T201
         self.file.write(line + "\n")
+        self.file.flush()
 
     def command(self, where: str, words: list[str]) -> None:
         planned = plan(words)
@@ -158,7 +161,8 @@ def main() -> int:
     os.environ["PYTHONPATH"] = str(REPOSITORY)  # modules that a page titles lie here
     with path.open("w", encoding="utf-8") as file:
         log = Log(file)
-        for page in ordered():
+        chosen = [REPOSITORY / name for name in sys.argv[2:]]
+        for page in chosen or ordered():
             play(page, log)
         log.write(f"\nLeft out, {len(log.left_out)}:")
         for line in sorted(set(log.left_out)):

@@ -87,6 +87,7 @@ def files(folder: Path, pattern: str = "*") -> set[str]:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     info = f"fedrec-{fedrec.__version__}.dist-info"
     expected = {f"fedrec/{name}" for name in files(REPOSITORY / "fedrec")}
+    expected |= {f"fedrec/recipes/{name}" for name in files(REPOSITORY / "recipes")}
     expected |= {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     expected |= {f"{info}/licenses/LICENSE"}
     assert names(wheel) == expected
@@ -142,8 +143,7 @@ def test_installed_alone_it_runs_the_quickstart(
     assert python("-c", "import fedrec; print(fedrec.__file__)", path=installed, cwd=where) == (
         f"{Path(site.strip()) / 'fedrec' / '__init__.py'}\n"
     )
-    recipe = REPOSITORY / "recipes" / "quickstart.yaml"
-    words = ["run", recipe, "--no-progress", "loop.accelerator=cpu", "record.max_rounds=60"]
+    words = ["run", "quickstart", "--no-progress", "loop.accelerator=cpu", "record.max_rounds=60"]
     python("-m", "fedrec", *words, path=installed, cwd=where)
     run = where / "runs" / "quickstart"
     acp = {

@@ -43,6 +43,10 @@ RULES: dict[str, Callable[[float], Aggregator]] = {
     "NearestNeighborMixing": lambda s: rules.NearestNeighborMixing(rules.Median(), num_byzantine=F),
     "Bucketing": lambda s: rules.Bucketing(rules.Median()),
     "ARC": lambda s: rules.ARC(rules.FedAvg(), num_byzantine=F),
+    "AlignIns": lambda s: rules.AlignIns(),
+    "LASA": lambda s: rules.LASA(),
+    "MultiMetrics": lambda s: rules.MultiMetrics(local_lr=0.1),
+    "RFLBAT": lambda s: rules.RFLBAT(),
     "FedAvgM": lambda s: rules.FedAvgM(rules.FedAvg()),
 }
 ATTACKS: dict[str, Callable[[float], Attack]] = {
@@ -53,6 +57,7 @@ ATTACKS: dict[str, Callable[[float], Attack]] = {
     "MinMax": lambda s: attacks.MinMax(),
     "MinSum": lambda s: attacks.MinSum(),
     "Mimic": lambda s: attacks.Mimic(),
+    "PoisonedFL": lambda s: attacks.PoisonedFL(),
 }
 # Powers of two near 1e-30, 1e-12, 1e12 and 1e30: multiplying with them rounds nothing.
 SCALES = [2.0**-100, 2.0**-40, 2.0**40, 2.0**100]

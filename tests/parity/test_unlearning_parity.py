@@ -1,4 +1,4 @@
-"""FineTune, KnowledgeDistillation and GradientAscent against softmax regression in NumPy."""
+"""Methods that start from the final model against softmax regression in NumPy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg, Median
 from fedrec.clients.batches import batch_indices
 from fedrec.data.draw import draw_samples
+from fedrec.exceptions import ConfigurationError
 from fedrec.functional import (
     distance_to_random_models,
     distillation_loss,
@@ -22,7 +23,7 @@ from fedrec.functional import (
 from fedrec.history import MemoryHistory
 from fedrec.models import MLP
 from fedrec.random import numpy_generator
-from fedrec.recoverers import FineTune, GradientAscent, KnowledgeDistillation
+from fedrec.recoverers import FineTune, GradientAscent, KnowledgeDistillation, WeightNegation
 
 F, L, ROUNDS, LR = 4, 3, 6, 0.4
 D = L * (F + 1)
@@ -285,3 +286,40 @@ def test_several_targets_are_averaged_and_the_others_train_on() -> None:
         total = total + size / 52 * gradient(m, x[rows], y[rows])
     close(result.global_weights, m - LR * total)
     assert result.ledger.acp() == pytest.approx((ROUNDS - 1) / ROUNDS)
+
+
+# -- WeightNegation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [None, ["layers.1.bias"]])
+def test_the_negated_model_is_trained_by_the_remaining_clients(layers) -> None:
+    """Khalil et al. 2025: minus the weights of a layer, then federated training."""
+    run = Run()
+    result = run.recover(WeightNegation(num_rounds=3, layers=layers), "c1", "c4")
+    m = matrix(run.final.global_weights)
+    m = np.c_[m[:, :F], -m[:, F]] if layers else -m
+    for t in range(ROUNDS + 1, ROUNDS + 4):
+        total = 0
+        for row, size in ((0, 8), (2, 16), (3, 20)):
+            x, y = arrays(run.data[row])
+            rows = run.batches(t, f"c{row}", size, 4)[0]
+            total = total + size / 44 * gradient(m, x[rows], y[rows])
+        m = m - LR * total
+    close(result.global_weights, m)
+    assert result.ledger.acp() == pytest.approx((ROUNDS - 3) / ROUNDS)
+    # The first round asks nobody.
+    assert {entry.round for entry in result.ledger.entries} == set(range(ROUNDS + 1, ROUNDS + 4))
+
+
+def test_the_first_layer_alone_is_negated() -> None:
+    torch.manual_seed(1)
+    module = MLP(in_features=F, hidden=(3,), num_classes=L, lr=0.1)
+    clients = [LightningClient(f"c{i}", module, samples(i, 8), batch_size=4) for i in range(3)]
+    federation, history = Federation(clients, module), MemoryHistory()
+    final = loop().record(federation, FedAvg(), history, max_rounds=2, server_lr=LR).global_weights
+    found = loop().recover(federation, history, WeightNegation(num_rounds=0), ["c0"])
+    first = 3 * F + 3
+    assert torch.equal(found.global_weights[:first], -final[:first])
+    assert torch.equal(found.global_weights[first:], final[first:])
+    with pytest.raises(ConfigurationError, match="to be layers of the model"):
+        loop().recover(federation, history, WeightNegation(layers=["layers.9"]), ["c0"])

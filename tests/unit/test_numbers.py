@@ -65,6 +65,7 @@ GIVEN: dict[str, Any] = {
     "eval_every": 2,
     "image_shape": (8, 8),
     "in_features": 4,
+    "input_shape": (1, 8, 8),
     "joins": {"a": 2},
     "last": 3,
     "leaves": {"a": 2},

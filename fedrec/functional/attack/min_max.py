@@ -90,7 +90,8 @@ def min_sum(reference: Tensor, direction: Tensor) -> Tensor:
     r"""Go from the mean as far as the largest sum of squared distances of an honest update allows.
 
     $$\tilde g = \mu + \gamma \nabla^p, \qquad \gamma = \max \left\lbrace \gamma :
-    \sum_i \lVert \tilde g - g_i \rVert^2 \le \max_i \sum_j \lVert g_i - g_j \rVert^2 \right\rbrace$$
+    \sum_i \lVert \tilde g - g_i \rVert^2 \le \max_i \sum_j \lVert g_i - g_j \rVert^2
+    \right\rbrace$$
 
     One quadratic inequality in $\gamma$, solved exactly.
 
