@@ -1,0 +1,84 @@
+"""The server's side: records the training, or recovers from the recording."""
+
+import json
+from pathlib import Path
+
+import torch
+from flwr.serverapp import ServerApp
+from my_project import make_data, make_module
+
+from fedrec import FederatedLoop, Federation
+from fedrec.aggregators import FedAvg
+from fedrec.detectors import FLDetector
+from fedrec.flower import FlowerExecutor
+from fedrec.history import LMDBHistory
+from fedrec.recoverers import FedRecover
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    """Record the training and look for attackers, or recover without them."""
+    config = context.run_config
+    folder = Path(config["folder"])
+    keys = json.loads(Path(config["keys"]).read_text()) if config["keys"] else None
+    executor = FlowerExecutor(grid, timeout=config["timeout"], keys=keys)
+    loop = FederatedLoop(
+        executor=executor,
+        default_root_dir=folder,
+        checkpoint_every=0,  # a server that restarts asks nobody twice for a round
+        enable_progress_bar=False,
+    )
+    work = {"record": record, "recover": recover}[config["mode"]]
+    with LMDBHistory(folder / "history", master_key=config["master-key"] or None) as history:
+        result = work(loop, executor, history, config)
+        torch.save(result.global_weights, folder / f"{config['mode']}.pt")
+
+
+def record(loop, executor, history, config):
+    """Train and record; at the end, look for attackers."""
+    module = make_module()
+    clients = executor.join(module, num_clients=config["num-clients"])
+    federation = Federation(clients, module, test_dataset=make_data().test_dataset)
+    result = loop.record(
+        federation,
+        FedAvg(),
+        history,
+        max_rounds=config["num-rounds"],
+        server_lr=config["server-lr"],
+        on_bad_update="drop",  # a client that is away or fails misses the round
+        resume=True,
+    )
+    detection = FLDetector().detect(history)
+    write(loop, "detection", {"malicious": list(detection.malicious), "scores": detection.scores})
+    report(loop, federation, "record", result)
+    return result
+
+
+def recover(loop, executor, history, config):
+    """Recover without the clients that were found."""
+    path = loop.default_root_dir / "detection.json"
+    excluded = json.loads(path.read_text())["malicious"]
+    module = make_module()
+    remaining = [c for c in history.manifest.clients if c not in excluded]
+    clients = executor.join(module, client_ids=remaining)
+    federation = Federation(clients, module, test_dataset=make_data().test_dataset)
+    method = FedRecover(warmup_rounds=4, correction_period=10, final_rounds=1)
+    result = loop.recover(federation, history, method, excluded, on_bad_update="drop", resume=True)
+    report(loop, federation, "recover", result)
+    return result
+
+
+def report(loop, federation, name, result):
+    """Write what came out, and what it has cost."""
+    tested = loop.test(federation, result.global_weights)
+    costs = None
+    if result.ledger is not None:
+        costs = {"acp": result.ledger.acp(), "by_client": result.ledger.by_client()}
+    write(loop, name, {"ter": tested["ter"], "rounds": result.rounds, "costs": costs})
+
+
+def write(loop, name, value):
+    """Write a file of results."""
+    (loop.default_root_dir / f"{name}.json").write_text(json.dumps(value, indent=1))
