@@ -28,7 +28,7 @@ __all__ = ["FlowerExecutor"]
 
 _log = logging.getLogger(__name__)
 
-_FASTEST, _SLOWEST = 0.02, 1.0  # seconds between two looks for answers
+_FASTEST, _SLOWEST = 0.05, 1.0  # seconds between two looks for answers
 
 
 class FlowerExecutor(Executor):
@@ -112,7 +112,7 @@ class FlowerExecutor(Executor):
             if time.monotonic() > deadline:
                 raise ConfigurationError(self._absent(missing, num_clients, timeout))
             time.sleep(pause)
-            pause = min(_SLOWEST, 1.2 * pause)
+            pause = min(_SLOWEST, 1.4 * pause)
         fingerprint = ParameterVector(module).fingerprint
         others = [c for c in wanted if there[c].card.fingerprint != fingerprint]
         if others:
@@ -218,7 +218,7 @@ class _Round:
                     self._refuse(client_id, "it is not connected")
             if not self._open():
                 return self.answers, self.refused, self.costs
-            pause = _FASTEST if got else min(_SLOWEST, 1.2 * pause)
+            pause = _FASTEST if got else min(_SLOWEST, 1.4 * pause)
             time.sleep(pause)
             self.executor.nodes.refresh()
 

@@ -32,7 +32,10 @@ class LocalFederation:
 
     Args:
         folder: Where certificates, keys, Flower's files and logs are kept.
-        poll: Seconds after which an idle SuperNode asks for messages; Flower's own are 3.
+        poll: Seconds after which an idle SuperNode asks for messages; Flower's own are 3. Each
+            time costs the SuperLink some milliseconds.
+        database: Whether the SuperLink keeps its state on disk, so that it goes on after it was
+            killed.
 
     Attributes:
         keys: Fingerprints of the nodes' keys by client id, for the `keys` of a `FlowerExecutor`.
@@ -44,10 +47,13 @@ class LocalFederation:
         ...     federation.run("my_app", {"mode": "record"})
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, poll: float = 0.1) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], *, poll: float = 0.3, database: bool = False
+    ) -> None:
         self.folder = Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keys: dict[str, str] = {}
+        self.database = database
         self._tls = self.folder / "tls"
         if not (self._tls / "ca.pem").exists():
             make_certificates(self._tls)
@@ -86,7 +92,7 @@ class LocalFederation:
                 self._tls / "server.key",
             ),
             *("--host", "127.0.0.1", "--port", self.port),
-            *("--database", self.folder / "superlink.db"),
+            *(("--database", self.folder / "superlink.db") if self.database else ()),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
         self._wait_for_port("superlink", self.port)

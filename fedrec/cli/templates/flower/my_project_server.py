@@ -9,12 +9,15 @@ from my_project import make_data, make_module
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg
-from fedrec.detectors import FLDetector
+from fedrec.detectors import CosineOutlier
 from fedrec.flower import FlowerExecutor
 from fedrec.history import LMDBHistory
 from fedrec.recoverers import FedRecover
 
 app = ServerApp()
+
+SERVER_LR = 0.5
+METHOD = FedRecover(warmup_rounds=4, correction_period=10, final_rounds=1)
 
 
 @app.main()
@@ -46,11 +49,11 @@ def record(loop, executor, history, config):
         FedAvg(),
         history,
         max_rounds=config["num-rounds"],
-        server_lr=config["server-lr"],
+        server_lr=SERVER_LR,
         on_bad_update="drop",  # a client that is away or fails misses the round
         resume=True,
     )
-    detection = FLDetector().detect(history)
+    detection = CosineOutlier().detect(history)
     write(loop, "detection", {"malicious": list(detection.malicious), "scores": detection.scores})
     report(loop, federation, "record", result)
     return result
