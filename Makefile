@@ -13,7 +13,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c const
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart flower-demo test lint types tests docs slow clean
+.PHONY: help quickstart flower-demo test lint types tests docs slow optional clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
@@ -21,6 +21,7 @@ help:
 	@echo "make test        lint, types, tests, doctests, docs"
 	@echo "make lint | types | tests | docs   one of them"
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
+	@echo "make optional    add mlflow and ray to .venv (half a gigabyte), so that no test of theirs is skipped"
 	@echo "make clean       remove .venv and whatever else can be made again"
 
 quickstart: $(INSTALLED)
@@ -52,6 +53,9 @@ slow: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
+
+optional: $(INSTALLED)
+	@$(PIP) -e '.[flower,loggers]'
 
 clean:
 	rm -rf .venv site build dist .mypy_cache .pytest_cache .ruff_cache

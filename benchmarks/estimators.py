@@ -90,6 +90,8 @@ RULES: dict[str, Recoverer] = {
     "beta=1": anchored(history_weight=1.0),
     "gamma=0": anchored(curvature_weight=0.0),
     "gamma=1": anchored(curvature_weight=1.0),
+    "gamma=0, K=0.3": anchored(curvature_weight=0.0, gain=0.3),
+    "gamma=0, K=0.5": anchored(curvature_weight=0.0, gain=0.5),
 }
 WEIGHTS = ("gain", "history_weight", "curvature_weight")
 COLUMNS = (

@@ -6,19 +6,25 @@ $b$ values of averaged buffers, $t$ a round (0-based).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedrec._frames import data_frame
+from fedrec.exceptions import ConfigurationError
 from fedrec.parameters import ParameterVector
 from fedrec.random import torch_generator
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from torch.utils.data import Dataset
 
     from fedrec.clients.objective import LocalWork
@@ -273,6 +279,17 @@ class Detection:
         round: Round of the decision, or `None` if the detector has not decided.
         scores: Suspicion score per client at the decision, larger is more suspicious.
         round_scores: Scores per client by round, where the detector has any.
+
+    Examples:
+        >>> detection = Detection(
+        ...     malicious=("b",), seen=("a", "b"), round=7, scores={"a": 0.1, "b": 0.9}
+        ... )
+        >>> detection.precision(truth=["b"])
+        1.0
+        >>> detection.to_pandas()
+          client_id  score  flagged
+        0         a    0.1    False
+        1         b    0.9     True
     """
 
     malicious: tuple[str, ...]
@@ -308,10 +325,49 @@ class Detection:
             return None
         return len(benign & set(self.malicious)) / len(benign)
 
+    def to_pandas(self, *, by_round: bool = False) -> pd.DataFrame:
+        """Return the scores as a `DataFrame`.
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+        Args:
+            by_round: `False` for one row per client seen, at the decision; `True` for one row per
+                round and client, where the detector has scores by round.
+
+        Returns:
+            Columns `client_id`, `score` (larger is more suspicious; NaN if it has none) and
+            `flagged` (bool), after `round` (0-based) with `by_round`.
+
+        Raises:
+            MissingDependencyError: If pandas is not installed.
+        """
+        flagged = frozenset(self.malicious)
+        if by_round:
+            rows = [
+                (t, c, score) for t, row in self.round_scores.items() for c, score in row.items()
+            ]
+        else:
+            rows = [(0, c, self.scores.get(c, float("nan"))) for c in self.seen]
+        columns = {
+            "round": [t for t, _, _ in rows],
+            "client_id": [c for _, c, _ in rows],
+            "score": [float(score) for _, _, score in rows],
+            "flagged": [c in flagged for _, c, _ in rows],
+        }
+        if not by_round:
+            del columns["round"]
+        return data_frame(columns)
+
+    def _repr_html_(self) -> str:
+        from fedrec.report.notebook import detection_html
+
+        return detection_html(self)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunResult:
     """What `FederatedLoop.record` and `FederatedLoop.recover` return.
+
+    In a notebook it shows itself: the figures in a table, and their curves.
+    `fedrec.report.compare` shows several side by side.
 
     Args:
         name: `"record"`, or the recoverer's name.
@@ -328,6 +384,25 @@ class RunResult:
         client_seconds: The part of `seconds` spent on computing what clients send (and what a
             full-knowledge attacker sees), by reason; `"record"` in a recording.
         estimate_errors: Estimated updates beside exact ones, where the recoverer compares them.
+        trained: The module that was trained, which `module` copies, or `None`.
+        layout: Where its parameters and averaged buffers are in the vectors, or `None`.
+        checkpoint: The file `model.ckpt` of a recovery with a run folder, or `None`.
+
+    Examples:
+        >>> import torch
+        >>> result = RunResult(
+        ...     name="record",
+        ...     global_weights=torch.zeros(2),
+        ...     rounds=20,
+        ...     seconds=1.5,
+        ...     curve=[{"round": 9, "ter": 0.5}, {"round": 19, "ter": 0.25}],
+        ... )
+        >>> result
+        RunResult(record: 20 rounds in 1.5 s, TER 25.0 %)
+        >>> result.to_pandas()
+           round   ter
+        0      9  0.50
+        1     19  0.25
     """
 
     name: str
@@ -342,3 +417,93 @@ class RunResult:
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     client_seconds: Mapping[str, float] = field(default_factory=dict)
     estimate_errors: Sequence[EstimateError] = ()
+    trained: nn.Module | None = None
+    layout: ParameterVector | None = None
+    checkpoint: Path | None = None
+
+    def module(self) -> nn.Module:
+        """Return a copy of the trained module with the weights and averaged buffers of this result.
+
+        The module that was handed to the `Federation` is not changed. The copy is on the CPU. All
+        that is not trained is copied as it is in that module when this is called: frozen
+        parameters, other buffers, hyper-parameters, and which layers are in training mode. So call
+        `eval()` before you predict, unless Lightning's `Trainer` does it.
+
+        Raises:
+            ConfigurationError: If the result was made by hand, without `trained` and `layout`, or
+                the module cannot be copied.
+
+        Examples:
+            >>> from fedrec import FederatedLoop, Federation
+            >>> from fedrec.aggregators import Median
+            >>> from fedrec.data import Digits
+            >>> from fedrec.history import MemoryHistory
+            >>> from fedrec.models import MLP
+            >>> federation = Federation.from_data(Digits(num_clients=3), MLP(in_features=64))
+            >>> result = FederatedLoop(fast_dev_run=True).record(
+            ...     federation, Median(), MemoryHistory(), max_rounds=3, server_lr=0.1
+            ... )
+            >>> model = result.module().eval()
+            >>> type(model).__name__, model(torch.zeros(5, 64)).shape
+            ('MLP', torch.Size([5, 10]))
+        """
+        if self.trained is None or self.layout is None:
+            raise ConfigurationError(
+                "This result has no module to copy. HINT: load `global_weights` into your own by "
+                "`ParameterVector(module).load(module, result.global_weights)`."
+            )
+        try:
+            module = copy.deepcopy(self.trained)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{type(self.trained).__name__} cannot be copied ({type(error).__name__}: "
+                f"{error}). HINT: build another one, and load the weights into it by "
+                "`federation.layout.load(module, result.global_weights)`."
+            ) from error
+        module = module.cpu()
+        self.layout.load(module, self.global_weights)
+        if self.buffers is not None:
+            self.layout.load_buffers(module, self.buffers)
+        return module
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the curve as a `DataFrame`: one row per evaluated round.
+
+        Returns:
+            Columns `round` (0-based), `ter` and `asr` (fractions in [0, 1], after the round's
+            server step), and one for each of the loop's metrics. Values that are undefined are NaN.
+
+        Raises:
+            MissingDependencyError: If pandas is not installed.
+        """
+        names = dict.fromkeys(["round", *(name for row in self.curve for name in row)])
+        nan = float("nan")
+        return data_frame({name: [row.get(name, nan) for row in self.curve] for name in names})
+
+    def plot(self, figure: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw a curve by matplotlib.
+
+        Args:
+            figure: `"ter"`, `"asr"`, or one of the loop's metrics; `None` for the first there is.
+            ax: Where to draw; `None` for a new figure.
+
+        Returns:
+            Where it was drawn, to go on with.
+
+        Raises:
+            ConfigurationError: If there is no such curve.
+            MissingDependencyError: If matplotlib is not installed.
+        """
+        from fedrec.report.notebook import compare
+
+        return compare(self).plot(figure, ax=ax)
+
+    def __repr__(self) -> str:
+        from fedrec.report.notebook import summary
+
+        return f"{type(self).__name__}({summary(self)})"
+
+    def _repr_html_(self) -> str:
+        from fedrec.report.notebook import result_html
+
+        return result_html(self)

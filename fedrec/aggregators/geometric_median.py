@@ -15,7 +15,7 @@ __all__ = ["GeometricMedian"]
 class GeometricMedian(Aggregator):
     r"""The point with the smallest weighted sum of distances to the client updates.
 
-    $$\arg\min_z \sum_{i=1}^m \frac{n_i}{\sum_k n_k} \lVert g_i - z \rVert$$
+    $$\operatorname*{argmin}_z \sum_{i=1}^m \frac{n_i}{\sum_k n_k} \lVert g_i - z \rVert$$
 
     by Weiszfeld's algorithm from the weighted mean, with distances of at least $\nu$, until it
     converges. With few iterations it is RFA as its authors run it: `max_iterations=3`.

@@ -15,7 +15,7 @@ __all__ = ["Krum"]
 class Krum(ByzantineAggregator):
     r"""The one client update that is nearest to its nearest neighbours.
 
-    $$\arg\min_{g_i} \sum_{j \in N_i} \lVert g_i - g_j \rVert^2$$
+    $$\operatorname*{argmin}_{g_i} \sum_{j \in N_i} \lVert g_i - g_j \rVert^2$$
 
     with $N_i$ the $m - f - 2$ clients nearest to $i$, without $i$ itself; of equal scores, the one
     in the first row. Client weights are ignored. One update has the noise of one client:

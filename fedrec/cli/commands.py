@@ -20,6 +20,7 @@ from fedrec.recipe import Recipe, load_recipe, run
 from fedrec.recipe.folder import RunFolder, existing
 from fedrec.recipe.model_fit import check_fit
 from fedrec.recipe.planning import forecast_history, recoveries_there
+from fedrec.recipe.recovered import lines_to_load
 from fedrec.recipe.results import collect_results
 from fedrec.recipe.runner import is_recorded
 from fedrec.recipe.schema import build_parts
@@ -73,6 +74,8 @@ def _run(
         _show(folder, error.results)
         raise
     _show(folder, results)
+    for line in lines_to_load(recipe, folder) if "recover" in steps else ():
+        print_line(Console(), line)
 
 
 def _detect(args: argparse.Namespace) -> None:

@@ -69,6 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from fedrec.cli.history import execute
 
             return execute(args)
+        if args.command == "doctor":
+            from fedrec.cli import doctor
+
+            return doctor.execute(args)
         if getattr(args, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
         with _log_to_terminal():
@@ -146,6 +150,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_plot(commands)
     _add_listing(commands)
     _add_history(commands)
+    about = "tell what fedrec finds on this machine, and what keeps it from working here"
+    sub = commands.add_parser("doctor", help=about, description=f"{about.capitalize()}.")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--debug", action="store_true", help="show where an error comes from")
     return parser
 
 

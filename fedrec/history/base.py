@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +12,7 @@ from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, RoundIndex
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import Tensor
 
     from fedrec.types import RoundRecord
@@ -152,6 +153,44 @@ class HistoryStore(ABC):
             Shape $(m, d)$; `updates` itself if nothing differs.
         """
         return updates
+
+    def to_pandas(
+        self, rounds: Iterable[int] | None = None, client_ids: Collection[str] | None = None
+    ) -> pd.DataFrame:
+        r"""Return a `DataFrame` with one row per round and client that was asked.
+
+        Updates are read one round after the other, and of large models a few clients at a time:
+        more than about 64 MB of them, or one update if that is more, are never in memory.
+
+        Args:
+            rounds: Rounds to read; `None` for all that are stored.
+            client_ids: Clients to read; `None` for all.
+
+        Returns:
+            Columns
+
+            - `round`: $t$, 0-based;
+            - `client_id` (a category);
+            - `num_samples`: size of the client's data set before any poisoning;
+            - `norm`: Euclidean norm of the client's update $g_t^i$, in units of the weights
+              divided by a learning rate;
+            - `max_abs`: its largest magnitude;
+            - `cosine`: of the angle between the update and the round's aggregate, in [-1, 1];
+            - `malicious` (bool): the ground truth in the manifest;
+            - `refused`: why the update was not aggregated, or missing if it was.
+
+            `norm`, `max_abs` and `cosine` are NaN where the update is not stored: it was refused,
+            the client was forgotten, or the store keeps some updates only. So is the cosine of
+            zeros.
+
+        Raises:
+            RoundNotFoundError: If a round is not stored.
+            HistoryCorruptedError: If the bytes are not those that were written.
+            MissingDependencyError: If pandas is not installed.
+        """
+        from fedrec.history.tools.frame import history_frame
+
+        return history_frame(self, rounds, client_ids)
 
     def check_model(self, fingerprint: str, num_parameters: int) -> None:
         """Raise `HistoryFormatError` if the recording is of another model."""

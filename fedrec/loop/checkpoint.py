@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from fedrec._files import write_atomically
@@ -94,31 +94,81 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def lightning_checkpoint(module: Any, rounds: int) -> bytes:
-    """Return a checkpoint that the module's own `load_from_checkpoint` reads."""
+    """Return a checkpoint that the module's own `load_from_checkpoint` reads.
+
+    It can be loaded with `weights_only=True`, torch's default, which runs no code of the file:
+    hyper-parameters that are not plain data are left out with a warning.
+
+    Args:
+        module: A LightningModule, or a module of any other class.
+        rounds: Number of rounds, stored as `global_step`.
+    """
+    state_dict = module.state_dict()
     checkpoint: dict[str, Any] = {
         "epoch": 0,
         "global_step": rounds,
         "pytorch-lightning_version": version("pytorch-lightning"),
-        "state_dict": module.state_dict(),
+        "state_dict": state_dict,
     }
     parameters = {}
-    for name, value in dict(getattr(module, "hparams", {})).items():
-        try:
-            pickle.dumps(value)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            warnings.warn(
-                f"Hyperparameter {name!r} of {type(module).__name__} cannot be pickled, so it is "
-                "not in model.ckpt. HINT: give it to `load_from_checkpoint`.",
-                FedrecWarning,
-                stacklevel=2,
-            )
-        else:
+    for name, value in _plain(getattr(module, "hparams", {})).items():
+        if _loads(value):
             parameters[name] = value
+        else:
+            _warn(
+                f"Hyperparameter {name!r} of {type(module).__name__} is a "
+                f"{type(value).__name__}, which torch does not load from a file, so it is not in "
+                "model.ckpt. HINT: give it to `load_from_checkpoint`."
+            )
     if parameters:
         checkpoint["hparams_name"] = getattr(module, "_hparams_name", None) or "kwargs"
+        # Read by Lightning as its dict whose items are attributes, too, as in a Namespace.
+        checkpoint["hparams_type"] = "AttributeDict"
         checkpoint["hyper_parameters"] = parameters
     if hasattr(module, "on_save_checkpoint"):
+        own = set(checkpoint)
         module.on_save_checkpoint(checkpoint)
+        _check_entries(module, {k: v for k, v in checkpoint.items() if k not in own})
+    extra = {k: v for k, v in state_dict.items() if not isinstance(v, Tensor)}
+    _check_entries(module, extra)
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
     return buffer.getvalue()
+
+
+def _plain(parameters: Any) -> dict[str, Any]:
+    """Return hyper-parameters as a dict, those of OmegaConf as plain dicts and lists."""
+    if OmegaConf.is_config(parameters):
+        parameters = OmegaConf.to_container(parameters, resolve=True)
+    plain = {}
+    for name, value in dict(parameters).items():
+        config = OmegaConf.is_config(value)
+        plain[name] = OmegaConf.to_container(value, resolve=True) if config else value
+    return plain
+
+
+def _loads(value: Any) -> bool:
+    """Whether `torch.load(weights_only=True)` can load a value."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception:  # noqa: BLE001 - pickling runs the value's own methods
+        return False
+    return True
+
+
+def _check_entries(module: Any, entries: dict[str, Any]) -> None:
+    """Warn of what the module itself put into its checkpoint and torch loads only if trusted."""
+    for name, value in entries.items():
+        if not _loads(value):
+            _warn(
+                f"{type(module).__name__} puts {name!r} into model.ckpt, a "
+                f"{type(value).__name__}, which torch loads only from a file that is trusted. "
+                "HINT: call `load_from_checkpoint` with `weights_only=False`, or store plain data."
+            )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, FedrecWarning, stacklevel=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import time
@@ -131,6 +132,8 @@ class Recording:
             buffers=self.engine.buffers.values,
             detection=None if self.detector is None else self.detector.result(),
             client_seconds={"record": self.client_seconds},
+            trained=self.federation.module,
+            layout=copy.copy(self.federation.layout),
         )
         runtime.call("on_record_end", result)
         return result

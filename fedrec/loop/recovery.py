@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,6 +124,9 @@ class Recovery:
             else self.recoverer.diagnostics(),
             client_seconds=self.client_seconds,
             estimate_errors=tuple(self.meter.estimate_errors.rows),
+            trained=self.federation.module,
+            layout=copy.copy(self.federation.layout),
+            checkpoint=None if self.folder is None else self.folder / "model.ckpt",
         )
         runtime.call("on_recover_end", result)
         return result

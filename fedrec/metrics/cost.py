@@ -7,7 +7,7 @@ import os
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,11 @@ from numpy.typing import NDArray
 
 from fedrec._checks import check_float, check_int
 from fedrec._files import csv_text, write_atomically
+from fedrec._frames import categories, data_frame
 from fedrec.exceptions import ConfigurationError, expected
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["REASONS", "CostEntry", "CostLedger"]
 
@@ -73,6 +77,11 @@ class CostLedger:
         ({'a': 0.875, 'b': 0.75}, 0.8125)
         >>> ledger.exact_rounds_by_reason()["abnormality"]
         0.5
+        >>> ledger.to_pandas()
+          client_id  round       reason  local_steps  num_bytes
+        0         a      0       warmup            1          0
+        1         b      0       warmup            1          0
+        2         b      4  abnormality            1          0
     """
 
     def __init__(self, num_rounds: Mapping[str, int]) -> None:
@@ -212,6 +221,27 @@ class CostLedger:
             )
         }
 
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a `DataFrame` with one row per entry, in the order they were added.
+
+        Returns:
+            Columns as in `CostEntry`: `client_id` and `reason` (categories), `round` (0-based),
+            `local_steps` (mini-batches) and `num_bytes` (sent to and received from the client).
+
+        Raises:
+            MissingDependencyError: If pandas is not installed.
+        """
+        client, t, reason, steps, size = self._table().T
+        return data_frame(
+            {
+                "client_id": categories(client, tuple(self.num_rounds)),
+                "round": t,
+                "reason": categories(reason, REASONS),
+                "local_steps": steps,
+                "num_bytes": size,
+            }
+        )
+
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a CSV file: the names of the columns, then one line per entry, in order."""
         write_atomically(Path(path), csv_text([CostEntry._fields, *self.entries]).encode())
@@ -272,3 +302,8 @@ class CostLedger:
 
     def __repr__(self) -> str:
         return f"CostLedger({len(self.num_rounds)} clients, {len(self)} entries)"
+
+    def _repr_html_(self) -> str:
+        from fedrec.report.notebook import ledger_html
+
+        return ledger_html(self)

@@ -15,6 +15,7 @@ from fedrec.recipe.folder import hash_of, recording_part
 from fedrec.recipe.grid import grid_points, json_text, short_keys, value_text
 from fedrec.recipe.loading import read_recipe
 from fedrec.recipe.schema import Recipe, build_parts, load_recipe
+from fedrec.recipe.shipped import find_recipe
 
 __all__ = ["Point", "sweep_points"]
 
@@ -57,7 +58,7 @@ def sweep_points(
     """Return the points of a grid, each as often as it is repeated, all checked like recipes.
 
     Args:
-        recipe: The YAML file.
+        recipe: The YAML file, or the name of a recipe that comes with fedrec.
         grid: Values by dotted key.
         repeats: Runs of each point.
         overrides: `key=value` texts that hold for all points.
@@ -67,7 +68,7 @@ def sweep_points(
         RecipeError: With all mistakes of all points.
         ConfigurationError: If two points are the same experiment, or a point cannot be swept.
     """
-    repeats = check_int("repeats", repeats, minimum=1)
+    recipe, repeats = find_recipe(recipe), check_int("repeats", repeats, minimum=1)
     overrides, allow = list(overrides), tuple([allow] if isinstance(allow, str) else allow)
     if not grid and repeats == 1:
         hint = "give a key several values, as in `aggregator=FedAvg,Median`, or `--repeats 3`."

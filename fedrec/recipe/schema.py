@@ -31,6 +31,7 @@ from fedrec.recipe.coherence import check_parts
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recipe.loading import UNUSABLE, read_recipe
 from fedrec.recipe.parts import Parts
+from fedrec.recipe.shipped import find_recipe
 from fedrec.recoverers.base import Recoverer
 
 __all__ = ["Recipe", "build_parts", "folder_name", "label_of", "load_recipe"]
@@ -83,30 +84,28 @@ def load_recipe(
     """Read a recipe, and check everything that can be checked without its data.
 
     Args:
-        path: The YAML file.
+        path: The YAML file, or the name of a recipe that comes with fedrec (`quickstart`).
         overrides: `key=value` texts; the key is dotted (`recoverers.0.label`), the value is YAML.
         allow: Modules its classes may come from, besides fedrec, torch, torchmetrics and Lightning.
             They are imported.
 
     Raises:
         RecipeError: With all mistakes of the recipe.
-        ConfigurationError: If a module in `allow` cannot be imported.
+        ConfigurationError: If there is no such recipe, or a module in `allow` cannot be imported.
 
     Examples:
-        >>> load_recipe("nothing.yaml")
-        Traceback (most recent call last):
-        ...
-        fedrec.exceptions.RecipeError: The recipe has 1 mistake:
-          - nothing.yaml: Expected `recipe` to be a file that can be read, but got 'nothing.yaml'...
+        >>> load_recipe("quickstart", ["record.max_rounds=50", "name=short"]).name
+        'short'
     """
     errors: list[str] = []
+    path = find_recipe(path)
     allow = tuple([allow] if isinstance(allow, str) else allow)
     finder = ClassFinder(allow)
     config = read_recipe(path, overrides, errors)
     _build(config, finder, errors)
     if errors:
         raise RecipeError(errors)
-    return Recipe(config, Path(path), allow)
+    return Recipe(config, path, allow)
 
 
 def build_parts(recipe: Recipe) -> Parts:

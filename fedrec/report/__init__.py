@@ -10,10 +10,13 @@ if TYPE_CHECKING:
     from fedrec.report.comparison import write_comparison
     from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values
     from fedrec.report.looks import save_figure
+    from fedrec.report.notebook import Comparison, compare
     from fedrec.report.page import write_report
     from fedrec.report.table import print_results
 
 __all__ = [
+    "Comparison",
+    "compare",
     "draw_box",
     "draw_cost",
     "draw_cp",
@@ -30,6 +33,7 @@ __getattr__, __dir__ = lazy(
         **dict.fromkeys(
             ("draw_box", "draw_cost", "draw_cp", "draw_values"), "fedrec.report.figures"
         ),
+        **dict.fromkeys(("Comparison", "compare"), "fedrec.report.notebook"),
         "print_results": "fedrec.report.table",
         "save_figure": "fedrec.report.looks",
         "write_comparison": "fedrec.report.comparison",

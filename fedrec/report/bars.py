@@ -120,16 +120,11 @@ def histogram(values: Sequence[float], unit: str, style: str) -> str:
     """Draw the number of clients by value, one bar per interval.
 
     Args:
-        values: One value per client, at least one.
+        values: One value per client, not all of them the same.
         unit: Unit behind the numbers.
         style: CSS class of the bars.
-
-    Returns:
-        HTML; a sentence if all values are the same.
     """
     low, high = min(values), max(values)
-    if high - low < 1e-9:
-        return f"<p>All {len(values)} clients: {low:.1f} {unit}.</p>"
     step = ticks(high - low, _BINS)[1]
     first = math.floor(low / step + 1e-9)
     counts: dict[int, int] = {}
@@ -172,7 +167,7 @@ def score_bars(detection: Mapping[str, Any]) -> str:
             f'<div class="score"><span class="name" title="{name}">{name}</span>'
             f'<span class="track" role="img" aria-label="{kind}"><i class="{kind}" '
             f'style="width:{width:.2f}%" title="{kind}"></i></span>'
-            f'<span class="value">{number(score, f"{score:.3g}")}</span>'
+            f'<span class="value">{number(score, f"{score:#.3g}")}</span>'
             f'<span class="flag{wrong}">{verdict}</span></div>'
         )
     keys = (

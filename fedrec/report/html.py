@@ -72,8 +72,10 @@ def breakable(name: str) -> str:
     Examples:
         >>> breakable("TrainFromScratch, k=1")
         'Train<wbr>From<wbr>Scratch, k=<wbr>1'
+        >>> breakable("w/o runs/a")
+        'w/o runs/<wbr>a'
     """
-    return re.sub("([=/._]|[a-z](?=[A-Z]))", r"\1<wbr>", escape(name))
+    return re.sub(r"([=._]|(?<=\w\w)/|[a-z](?=[A-Z]))", r"\1<wbr>", escape(name))
 
 
 def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:

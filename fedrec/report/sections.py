@@ -26,10 +26,10 @@ CURVES = {
     "asr": "Attack success rate (ASR, %) by round",
 }
 
-_COLUMNS = (
+_COLUMNS = [
     *("Model", "TER %", "ASR %", "Distance", "ACP %", "CP % min-max"),
     *("Exact rounds", "Client MB", "Seconds"),
-)
+]
 
 
 def headline(run: Run) -> str:
@@ -113,8 +113,12 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
                 number(method["seconds"], f"{method['seconds']:.1f}"),
             ]
         )
-    return table("Summary of all models", _COLUMNS, rows) + note(
-        "TER and ASR on the whole test set. Distance: of the weights to those of training from "
+    heads, names = _COLUMNS, "TER and ASR"
+    if all(model["asr"] is None for model in (poisoned, *run.methods)):
+        heads, names = _COLUMNS[:2] + _COLUMNS[3:], "TER"
+        rows = [row[:2] + row[3:] for row in rows]
+    return table("Summary of all models", heads, rows) + note(
+        f"{names} on the whole test set. Distance: of the weights to those of training from "
         "scratch, divided by the length of the latter. ACP: rounds a client is spared, on average, "
         "compared to training from scratch; CP: the same for single clients. Exact rounds: rounds "
         "a client computes in, on average. Client MB: what all clients receive and send during "
@@ -194,16 +198,24 @@ def _cost(run: Run) -> str:
 
 
 def _savings(run: Run, styles: Mapping[str, str]) -> str:
-    blocks = []
+    blocks, same = [], []
     for method in run.methods:
-        savings = [100 * cp for cp in run.cost_savings(method["name"]).values()]
-        if savings:
-            drawn = histogram(savings, "%", styles[method["name"]])
-            blocks.append(f"<div><h3>{escape(method['name'])}</h3>{drawn}</div>")
-    if not blocks:
+        name = method["name"]
+        savings = [100 * cp for cp in run.cost_savings(name).values()]
+        if savings and max(savings) - min(savings) < 1e-9:
+            text = f"{savings[0]:.1f} % for each of {len(savings)} clients"
+            same.append([f"{line_key(styles[name])}{breakable(name)}", text])
+        elif savings:
+            drawn = histogram(savings, "%", styles[name])
+            blocks.append(f"<div><h3>{escape(name)}</h3>{drawn}</div>")
+    if not blocks and not same:
         return ""
-    return f'<div class="side">{"".join(blocks)}</div>' + note(
-        "How many of the remaining clients were spared which part of their rounds (CP)."
+    drawn = f'<div class="side">{"".join(blocks)}</div>' if blocks else ""
+    listed = table("Methods that spare all clients the same", (), same, "facts") if same else ""
+    return (
+        drawn
+        + listed
+        + note("How many of the remaining clients were spared which part of their rounds (CP).")
     )
 
 

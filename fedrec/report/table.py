@@ -34,11 +34,13 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
     room = max(console.width - _FIGURES, 20)
     longest = max(len(model["name"]) for model in models)
     table.add_column("Model", overflow="fold", min_width=min(longest, room))
-    heads = ("TER %", "ASR %", "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
+    targeted = any(model["asr"] is not None for model in models)
+    rates = ("TER %", "ASR %") if targeted else ("TER %",)
+    heads = (*rates, "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
     for heading in heads:
         table.add_column(heading, justify="right")
     for model in models:
-        cells = [percent(model["ter"]), percent(model["asr"])]
+        cells = [percent(model["ter"]), *([percent(model["asr"])] if targeted else [])]
         cells.append(fraction(model.get("relative_distance")))
         if "acp" in model:
             cells += [

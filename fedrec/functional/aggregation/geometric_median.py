@@ -75,7 +75,7 @@ def geometric_median(
 ) -> Tensor:
     r"""Find the point with the smallest weighted sum of distances to the clients' updates.
 
-    $$\arg\min_z \sum_{i=1}^m \alpha_i \lVert g_i - z \rVert$$
+    $$\operatorname*{argmin}_z \sum_{i=1}^m \alpha_i \lVert g_i - z \rVert$$
 
     The updates are read three times, for the coordinate-wise median as a point in the middle, their
     inner products around it, and the result; iterations cost $m^2$ operations, in float64.

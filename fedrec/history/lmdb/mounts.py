@@ -7,21 +7,22 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["file_system", "warn_about"]
+__all__ = ["MEMORY", "REMOTE", "file_system", "warn_about"]
 
 _log = logging.getLogger(__name__)
 
 MOUNTS = Path("/proc/self/mountinfo")
 
-# Locks and memory maps of these do not hold between machines, or not at all.
-_REMOTE = frozenset(
+#: Locks and memory maps of these do not hold between machines, or not at all.
+REMOTE = frozenset(
     {
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "sshfs", "s3fs", "rclone"),
         *("gcsfuse", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "ocfs2", "gfs2", "pvfs2"),
         "orangefs",
     }
 )
-_MEMORY = frozenset({"tmpfs", "ramfs"})
+#: What is written to these is gone when the machine stops.
+MEMORY = frozenset({"tmpfs", "ramfs"})
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _warned: set[str] = set()  # mount points
 
@@ -67,7 +68,7 @@ def warn_about(directory: Path) -> None:
     if point in _warned:
         return
     _warned.add(point)
-    if kind in _REMOTE:
+    if kind in REMOTE:
         _log.warning(
             "History `%s` is on a remote file system (%s), where LMDB's locks and memory map may "
             "not hold: it can be damaged without notice. HINT: record to a local disk, and copy "
@@ -75,7 +76,7 @@ def warn_about(directory: Path) -> None:
             directory,
             kind,
         )
-    elif kind in _MEMORY:
+    elif kind in MEMORY:
         _log.warning(
             "History `%s` is in memory (%s): it takes that from training, and is gone when the "
             "machine stops. HINT: record to a local disk.",

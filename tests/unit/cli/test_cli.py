@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning  # noqa: F401 - sets up its logger when it is first imported
@@ -79,7 +80,13 @@ def test_run_then_every_step_on_its_folder(here: Path, capsys: pytest.CaptureFix
     assert main(["detect", "runs/one", detector]) == 0
     assert "Flagged as malicious in round 0: client-3." in capsys.readouterr().out
     assert main(["recover", "runs/one", "--no-progress"]) == 0
-    assert "Recovering without 1 client: HistoricalOnly." in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "Recovering without 1 client: HistoricalOnly." in err
+    *_, where, line = out.splitlines()
+    assert where == "The recovered model is runs/one/recover/HistoricalOnly/model.ckpt. To load it:"
+    names: dict[str, Any] = {}
+    exec(line.strip(), names)
+    assert type(names["model"]).__name__ == "MLP"
     (here / "runs" / "one" / "report.html").unlink()
     assert main(["report", "runs/one"]) == 0
     assert (here / "runs" / "one" / "report.html").is_file()

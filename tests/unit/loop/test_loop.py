@@ -681,7 +681,7 @@ def test_models_with_odd_hyperparameters_can_be_saved(tmp_path: Path) -> None:
     federation = Federation.from_data(Digits(num_clients=3), module, batch_size=8)
     loop = quiet(default_root_dir=tmp_path)
     _, history, _ = record(federation, loop=loop, rounds=2)
-    with pytest.warns(FedrecWarning, match="'activate' of Odd cannot be pickled"):
+    with pytest.warns(FedrecWarning, match="'activate' of Odd is a function"):
         result = loop.recover(federation, history, HistoricalOnly(), [])
     path = tmp_path / "recover" / "HistoricalOnly" / "model.ckpt"
     loaded = Odd.load_from_checkpoint(path, activate=torch.relu)

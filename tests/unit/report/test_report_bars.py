@@ -88,4 +88,3 @@ def test_a_histogram_counts_every_client_once() -> None:
         ("83.0 to 83.5 %", "50.00", "1"),
         ("83.5 to 84.0 %", "50.00", "1"),
     ]
-    assert histogram([80.0, 80.0], "%", "method-0") == "<p>All 2 clients: 80.0 %.</p>"

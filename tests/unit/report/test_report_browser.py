@@ -220,5 +220,5 @@ def test_nothing_is_wider_than_the_screen(tmp_path: Path, several: bool) -> None
     assert [f["hidden"] for f in found] == [0] * len(WIDTHS)
     assert found[WIDTHS.index(390)]["scrolls"] > 0
     assert [f["wrong"] for f in found] == [[0, 0, 0]] * len(WIDTHS)
-    # The arrow keys show the values of a round: here those of the first one.
-    assert all(f["shown"].startswith(f"round 0{EVIL}0.900") for f in found)
+    # The arrow keys show the values of a round: here those of the first one, in percent.
+    assert all(f["shown"].startswith(f"round 0{EVIL}90.0") for f in found)

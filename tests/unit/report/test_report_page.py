@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedrec.recipe.schema import folder_name
 from fedrec.report import print_results, write_report
 
 EVIL = "</pre><script>alert('x')</script><img src=http://evil.example onerror=alert(1)>"
@@ -111,6 +112,22 @@ def test_a_low_attack_success_rate_is_explained_where_there_is_one(tmp_path: Pat
     assert said in write_report(folder(tmp_path / "having", having)).read_text()
 
 
+def test_the_summary_has_attack_success_rates_where_there_are_any(tmp_path: Path) -> None:
+    without, having = results(), results()
+    having["poisoned"]["asr"] = 0.9
+    assert ">ASR %<" not in write_report(folder(tmp_path / "without", without)).read_text()
+    assert ">ASR %<" in write_report(folder(tmp_path / "having", having)).read_text()
+
+
+def test_savings_that_are_the_same_for_all_clients_take_one_line(tmp_path: Path) -> None:
+    path = folder(tmp_path, results())
+    name = results()["methods"][0]["name"]
+    result = path / "recover" / folder_name(name) / "result.json"
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.write_text(json.dumps({"result": {"cp": {"a": 0.8, "b": 0.8}}}))
+    assert "<td>80.0 % for each of 2 clients</td>" in write_report(path).read_text()
+
+
 def test_nothing_is_fetched_and_one_script_runs(tmp_path: Path) -> None:
     text = write_report(folder(tmp_path, results())).read_text()
     reader = Reader(text)
@@ -166,9 +183,9 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     row, own = [line for line in lines if "not markup" in line]
     assert own.split() == ["[bold]not", "markup[/bold]", "-"]
     assert row.split() == [
-        "[bold]not", "markup[/bold]", "5.1", "-", "0.125", "70.0", "69.0-71.0", "30.0", "1.5",
+        "[bold]not", "markup[/bold]", "5.1", "0.125", "70.0", "69.0-71.0", "30.0", "1.5",
     ]  # fmt: skip
-    assert any(line.split() == ["Poisoned", "50.0", "-", "-"] for line in lines)
+    assert any(line.split() == ["Poisoned", "50.0", "-"] for line in lines)
     assert any(line.split() == ["TrainFromScratch", "0.250"] for line in lines)
     assert any(line.split() == ["Model", "forgotten"] for line in lines)
     assert lines[0].rstrip() == "tiny"
@@ -182,6 +199,7 @@ def test_the_table_names_synthetic_data_and_breaks_no_name_of_one_word(
 
     content = results(synthetic_data=True)
     content["methods"][0] |= {"name": "KnowledgeDistillation", "cp_max": 1.0, "seconds": 1234.5}
+    content["poisoned"]["asr"] = 0.9
     print_results(content, Console(width=80))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].rstrip() == "tiny (synthetic data)"

@@ -1,10 +1,14 @@
 """The server's side: records the training, or recovers from the recording."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.serverapp import ServerApp
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 from my_project import make_data, make_module
 
 from fedrec import FederatedLoop, Federation
@@ -13,6 +17,7 @@ from fedrec.detectors import CosineOutlier
 from fedrec.flower import FlowerExecutor
 from fedrec.history import LMDBHistory
 from fedrec.recoverers import FedRecover
+from fedrec.types import RunResult
 
 app = ServerApp()
 
@@ -21,9 +26,9 @@ METHOD = FedRecover(warmup_rounds=4, correction_period=10, final_rounds=1)
 
 
 @app.main()
-def main(grid, context):
+def main(grid: Grid, context: Context) -> None:
     """Record the training and look for attackers, or recover without them."""
-    config = context.run_config
+    config: dict[str, Any] = dict(context.run_config)
     folder = Path(config["folder"])
     keys = json.loads(Path(config["keys"]).read_text()) if config["keys"] else None
     executor = FlowerExecutor(grid, timeout=config["timeout"], keys=keys)
@@ -39,7 +44,9 @@ def main(grid, context):
         torch.save(result.global_weights, folder / f"{config['mode']}.pt")
 
 
-def record(loop, executor, history, config):
+def record(
+    loop: FederatedLoop, executor: FlowerExecutor, history: LMDBHistory, config: dict[str, Any]
+) -> RunResult:
     """Train and record; at the end, look for attackers."""
     module = make_module()
     clients = executor.join(module, num_clients=config["num-clients"])
@@ -54,34 +61,42 @@ def record(loop, executor, history, config):
         resume=True,
     )
     detection = CosineOutlier().detect(history)
-    write(loop, "detection", {"malicious": list(detection.malicious), "scores": detection.scores})
-    report(loop, federation, "record", result)
+    write(config, "detection", {"malicious": list(detection.malicious), "scores": detection.scores})
+    report(config, loop, federation, "record", result)
     return result
 
 
-def recover(loop, executor, history, config):
+def recover(
+    loop: FederatedLoop, executor: FlowerExecutor, history: LMDBHistory, config: dict[str, Any]
+) -> RunResult:
     """Recover without the clients that were found."""
-    path = loop.default_root_dir / "detection.json"
-    excluded = json.loads(path.read_text())["malicious"]
+    found = json.loads((Path(config["folder"]) / "detection.json").read_text())
+    excluded = found["malicious"]
     module = make_module()
     remaining = [c for c in history.manifest.clients if c not in excluded]
     clients = executor.join(module, client_ids=remaining)
     federation = Federation(clients, module, test_dataset=make_data().test_dataset)
     method = FedRecover(warmup_rounds=4, correction_period=10, final_rounds=1)
     result = loop.recover(federation, history, method, excluded, on_bad_update="drop", resume=True)
-    report(loop, federation, "recover", result)
+    report(config, loop, federation, "recover", result)
     return result
 
 
-def report(loop, federation, name, result):
+def report(
+    config: dict[str, Any],
+    loop: FederatedLoop,
+    federation: Federation,
+    name: str,
+    result: RunResult,
+) -> None:
     """Write what came out, and what it has cost."""
     tested = loop.test(federation, result.global_weights)
     costs = None
     if result.ledger is not None:
         costs = {"acp": result.ledger.acp(), "by_client": result.ledger.by_client()}
-    write(loop, name, {"ter": tested["ter"], "rounds": result.rounds, "costs": costs})
+    write(config, name, {"ter": tested["ter"], "rounds": result.rounds, "costs": costs})
 
 
-def write(loop, name, value):
+def write(config: dict[str, Any], name: str, value: dict[str, Any]) -> None:
     """Write a file of results."""
-    (loop.default_root_dir / f"{name}.json").write_text(json.dumps(value, indent=1))
+    (Path(config["folder"]) / f"{name}.json").write_text(json.dumps(value, indent=1))

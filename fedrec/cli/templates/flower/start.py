@@ -6,13 +6,18 @@ Then does the same without Flower, in one process: the models are equal, bit for
     python start.py
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import logging
+import secrets
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -35,9 +40,9 @@ CLIENTS = [f"client-{i}" for i in range(5)]
 ATTACKER = "client-3"
 
 
-def main():
+def main() -> int:
     """Record, detect, recover, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Record and recover on this machine.")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the training")
     parser.add_argument("--folder", default="runs", help="where everything is written")
     options = parser.parse_args()
@@ -47,10 +52,10 @@ def main():
     folder.mkdir(parents=True)
     began = time.monotonic()
 
-    def say(text):
+    def say(text: str) -> None:
         console.print(f"[{time.monotonic() - began:4.0f} s] {text}", highlight=False, markup=False)
 
-    (folder / "master.key").write_text(f"{make_key()}\n")
+    (folder / "master.key").write_text(f"{secrets.token_hex(32)}\n")
     (folder / "master.key").chmod(0o600)
     say("Starting a SuperLink and five SuperNodes (TLS, node authentication) ...")
     with LocalFederation(folder / "federation") as federation:
@@ -85,20 +90,22 @@ def main():
     return 0 if equal else 1
 
 
-def simulate(num_rounds, excluded):
+def simulate(num_rounds: int, excluded: Sequence[str]) -> dict[str, Any]:
     """Do the same in one process, and train from scratch."""
     federation = Federation.from_data(make_data(), make_module(), malicious=[ATTACKER], **TRAINING)
     loop = FederatedLoop(executor="sequential", logger=False, enable_progress_bar=False)
     history, attack = MemoryHistory(), LabelFlip(num_classes=10)
-    recording = {"max_rounds": num_rounds, "server_lr": SERVER_LR, "attack": attack}
-    results = {"record": loop.record(federation, FedAvg(), history, **recording)}
+    recorded = loop.record(
+        federation, FedAvg(), history, max_rounds=num_rounds, server_lr=SERVER_LR, attack=attack
+    )
+    results = {"record": recorded}
     for name, method in (("recover", METHOD), ("scratch", TrainFromScratch())):
         results[name] = loop.recover(federation, history, method, excluded)
     scratch = loop.test(federation, results["scratch"].global_weights)
     return {**results, "scratch_ter": scratch["ter"]}
 
 
-def quality(results, simulated, num_rounds):
+def quality(results: Mapping[str, Any], simulated: Mapping[str, Any], num_rounds: int) -> Table:
     """Return the table of the models, and what the remaining clients did for them."""
     costs = results["recover"]["costs"]["by_client"]
     requests, size, seconds = (sum(c[k] for c in costs.values()) for k in range(3))
@@ -121,7 +128,7 @@ def quality(results, simulated, num_rounds):
     return table
 
 
-def spent(by_client, num_rounds):
+def spent(by_client: Mapping[str, Any], num_rounds: int) -> Table:
     """Return the table of what the recovery has cost each client."""
     table = Table(title="The recovery, by client")
     for column in ("client", "rounds asked", "kB", "seconds"):
@@ -133,14 +140,7 @@ def spent(by_client, num_rounds):
     return table
 
 
-def make_key():
-    """Return a new master key for the history: 64 hexadecimal digits."""
-    import secrets
-
-    return secrets.token_hex(32)
-
-
-def read(path):
+def read(path: Path) -> Any:
     """Return the JSON in a file."""
     return json.loads(path.read_text())
 
