@@ -22,15 +22,23 @@ if TYPE_CHECKING:
     from fedrec.flower.client_app import make_client_app
     from fedrec.flower.executor import FlowerExecutor
     from fedrec.flower.local import LocalFederation
+    from fedrec.flower.strategy import RecordingStrategy
     from fedrec.flower.warm import WarmProcess
 
-__all__ = ["FlowerExecutor", "LocalFederation", "WarmProcess", "make_client_app"]
+__all__ = [
+    "FlowerExecutor",
+    "LocalFederation",
+    "RecordingStrategy",
+    "WarmProcess",
+    "make_client_app",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "FlowerExecutor": "fedrec.flower.executor",
         "LocalFederation": "fedrec.flower.local",
+        "RecordingStrategy": "fedrec.flower.strategy",
         "WarmProcess": "fedrec.flower.warm",
         "make_client_app": "fedrec.flower.client_app",
     },

@@ -104,8 +104,12 @@ class Nodes:
         self.by_client = {c: n for c, n in self.by_client.items() if n.node_id in self._infos}
         visits = {}
         for node_id, known in now.items():
-            if node_id not in self._infos:
-                self._infos[node_id] = known
+            if node_id in self._infos:
+                continue
+            self._infos[node_id] = known
+            if self._keys is not None and not self._owners(known[1]):
+                self._refuse(node_id, f"its key {known[1]} is no client's")
+            else:
                 self._nonces[node_id] = nonce = secrets.token_hex(16)
                 content = RecordDict({"visit": ConfigRecord({"nonce": nonce})})
                 visits[node_id] = Message(content, node_id, VISIT, ttl=self._patience)
@@ -131,12 +135,14 @@ class Nodes:
         """Return the id of a client, from its card and its key."""
         if self._keys is None:
             return card.client_id or f"key-{key}"
-        names = [c for c, keys in self._keys.items() if key in keys]
-        if not names:
-            raise UpdateError(f"its key {key} is no client's")
+        names = self._owners(key)
         if card.client_id and card.client_id not in names:
             raise UpdateError(f"it claims to be {card.client_id[:50]!r}, but has another key")
         return card.client_id or names[0]
+
+    def _owners(self, key: str) -> list[str]:
+        """Return the clients that may have a key."""
+        return [c for c, keys in (self._keys or {}).items() if key in keys]
 
     def _refuse(self, node_id: int, reason: str) -> None:
         self.refused[node_id] = reason

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,25 +48,28 @@ def array_of(vector: Tensor) -> Array:
     return Array(vector.detach().cpu().numpy())
 
 
-def vector_of(array: object, size: int, dtype: str = "float32") -> Tensor:
-    """Return a vector that was sent.
+def vector_of(array: object, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+    """Return the entries of an array that was sent, as a vector.
 
     Args:
         array: What was sent.
-        size: Number of entries that it must have.
-        dtype: Its dtype.
+        shape: Shape that it must have.
+        dtype: Dtype that it must have.
 
     Raises:
-        UpdateError: If it is anything else. Nothing is allocated before that is known.
+        UpdateError: If it is anything else, or has numbers that are not finite. Nothing is
+            allocated before shape, dtype and size are known to be right.
     """
+    shape = tuple(shape)
     if not isinstance(array, Array):
         raise UpdateError(f"expected an array, but got {type(array).__name__}")
-    if array.stype != "numpy.ndarray" or array.dtype != dtype or tuple(array.shape) != (size,):
+    if array.stype != "numpy.ndarray" or array.dtype != dtype or tuple(array.shape) != shape:
         raise UpdateError(
-            f"expected an array of shape ({size},) and dtype {dtype}, but got "
+            f"expected an array of shape {shape} and dtype {dtype}, but got "
             f"{tuple(array.shape)[:8]} and {array.dtype[:20]!r}"
         )
-    num_bytes = size * np.dtype(dtype).itemsize
+    kind = np.dtype(dtype).newbyteorder("<")
+    num_bytes = math.prod(shape) * kind.itemsize
     if not num_bytes < len(array.data) <= num_bytes + _NPY_HEADER:
         raise UpdateError(f"expected {num_bytes} bytes of numbers, but got {len(array.data)}")
     header = io.BytesIO(array.data[:_NPY_HEADER])
@@ -74,23 +77,15 @@ def vector_of(array: object, size: int, dtype: str = "float32") -> Tensor:
         # The header is checked by itself: `np.load` would allocate what it claims.
         if np.lib.format.read_magic(header) != (1, 0):
             raise ValueError("unknown version")
-        shape, fortran, kind = np.lib.format.read_array_header_1_0(header)
+        inner, fortran, found = np.lib.format.read_array_header_1_0(header)
     except (ValueError, EOFError) as error:
         raise UpdateError("expected an array in NumPy's format") from error
-    start = header.tell()
-    if shape != (size,) or fortran or kind != np.dtype(dtype).newbyteorder("<"):
-        raise UpdateError(f"expected shape ({size},) and dtype {dtype} inside the array, too")
-    if len(array.data) - start != num_bytes:
-        raise UpdateError(
-            f"expected {num_bytes} bytes of numbers, but got {len(array.data) - start}"
-        )
-    vector = torch.frombuffer(bytearray(memoryview(array.data)[start:]), dtype=_DTYPES[dtype])
-    if not bool(vector.isfinite().all()):
+    if inner != shape or found != kind or len(array.data) - header.tell() != num_bytes:
+        raise UpdateError(f"expected shape {shape} and dtype {dtype} inside the array, too")
+    numbers = np.frombuffer(array.data, kind, offset=header.tell())
+    if not np.isfinite(numbers).all():
         raise UpdateError("the update has NaN or infinity")
-    return vector
-
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+    return torch.from_numpy(numbers.reshape(shape, order="F" if fortran else "C").flatten())
 
 
 def size_of(message: Message) -> int:
@@ -262,12 +257,12 @@ class Task:
         record = message.content.get("arrays")
         if not isinstance(record, ArrayRecord):
             raise UpdateError("expected a record 'arrays'")
-        weights = vector_of(record.get("weights"), layout.num_parameters)
+        weights = vector_of(record.get("weights"), [layout.num_parameters])
         buffers = None
         if names := list(values.get("buffers") or []):
             layout.select_buffers(module, names)
             dtype = str(layout.buffers(module).dtype).removeprefix("torch.")
-            buffers = vector_of(record.get("buffers"), layout.num_buffers, dtype)
+            buffers = vector_of(record.get("buffers"), [layout.num_buffers], dtype)
         work = LocalWork(
             **{k: values.get(k) for k in ("local_steps", "local_epochs", "batch_size", "lr")}
         )
@@ -348,10 +343,10 @@ class Answer:
         if not isinstance(record, ArrayRecord) or not isinstance(logged, MetricRecord):
             raise UpdateError("expected records 'arrays' and 'logged'")
         layout = task.ctx.layout
-        update, buffers = vector_of(record.get("update"), layout.num_parameters), None
+        update, buffers = vector_of(record.get("update"), [layout.num_parameters]), None
         if task.ctx.buffers is not None:
             dtype = str(task.ctx.buffers.dtype).removeprefix("torch.")
-            buffers = vector_of(record.get("buffers"), layout.num_buffers, dtype)
+            buffers = vector_of(record.get("buffers"), [layout.num_buffers], dtype)
         values = _numbers(logged)
         seconds = max(0.0, values.pop("_seconds", 0.0))
         sent = ClientUpdate(
