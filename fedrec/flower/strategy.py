@@ -162,7 +162,9 @@ class RecordingStrategy(Strategy):
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         names = self._names(grid)
         nodes = [message.metadata.dst_node_id for message in messages]
-        self._asked = {node: names[node] for node in nodes if names.get(node) in self.clients}
+        asked = {names[node]: node for node in nodes if names.get(node) in self.clients}
+        # In the order of the recording, whatever order Flower has drawn.
+        self._asked = {asked[c]: c for c in self.clients if c in asked}
         for node in nodes:
             if node not in self._asked:
                 _log.warning(

@@ -86,6 +86,7 @@ class WarmProcess:
             shim = bin_folder / command
             shim.write_text(_SHIM.format(python=sys.executable, address=self._address))
             shim.chmod(0o700)
+        self._forked: list[Forked] = []
         #: Folder to put first on the path of what starts Flower's commands.
         self.bin_folder = bin_folder
         self._process = subprocess.Popen(
@@ -128,7 +129,9 @@ class WarmProcess:
         head = json.dumps({"argv": list(command), "env": env, "cwd": str(Path.cwd())}).encode()
         socket.send_fds(connection, [struct.pack("<I", len(head))], [output, errors])
         connection.sendall(head)
-        return Forked(connection, struct.unpack("<I", _receive(connection, 4))[0])
+        process = Forked(connection, struct.unpack("<I", _receive(connection, 4))[0])
+        self._forked.append(process)
+        return process
 
     def close(self) -> None:
         """End the warm process and everything that it has forked."""
@@ -139,6 +142,8 @@ class WarmProcess:
             self._process.stdout.close()
             self._process.stdout = None
         self._process.wait()
+        for process in self._forked:
+            process.wait()
         self.folder.cleanup()
 
     def __enter__(self) -> Self:
