@@ -27,7 +27,6 @@ sys.path.insert(0, str(APP))
 from tried_client import make_data, make_module  # noqa: E402
 from tried_server import METHOD  # noqa: E402
 
-
 # They start a dozen processes each, which is slow on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 
