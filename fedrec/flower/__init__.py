@@ -20,6 +20,7 @@ if importlib.util.find_spec("flwr") is None:
 
 if TYPE_CHECKING:
     from fedrec.flower.client_app import make_client_app
+    from fedrec.flower.credentials import node_key_fingerprint
     from fedrec.flower.executor import FlowerExecutor
     from fedrec.flower.local import LocalFederation
     from fedrec.flower.strategy import RecordingStrategy
@@ -31,6 +32,7 @@ __all__ = [
     "RecordingStrategy",
     "WarmProcess",
     "make_client_app",
+    "node_key_fingerprint",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -41,5 +43,6 @@ __getattr__, __dir__ = lazy(
         "RecordingStrategy": "fedrec.flower.strategy",
         "WarmProcess": "fedrec.flower.warm",
         "make_client_app": "fedrec.flower.client_app",
+        "node_key_fingerprint": "fedrec.flower.credentials",
     },
 )

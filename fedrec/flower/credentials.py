@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -15,12 +17,14 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
 
+from fedrec.exceptions import ConfigurationError, expected
 from fedrec.flower.nodes import key_fingerprint
 
-__all__ = ["make_certificates", "make_node_key"]
+__all__ = ["make_certificates", "make_node_key", "node_key_fingerprint"]
 
 
 def make_certificates(
@@ -99,7 +103,30 @@ def make_node_key(path: Path) -> str:
     path.with_suffix(".pub").write_bytes(
         public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     )
-    return key_fingerprint(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return node_key_fingerprint(path.with_suffix(".pub"))
+
+
+def node_key_fingerprint(path: str | os.PathLike[str]) -> str:
+    """Return the fingerprint of a node's public key, for `keys` of a server.
+
+    Args:
+        path: The public key's file, as `ssh-keygen` writes it.
+
+    Returns:
+        32 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: If the file has no public key.
+    """
+    data = Path(path).read_bytes()
+    try:
+        key = load_ssh_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        hint = 'the file that ends in ".pub".'
+        raise ConfigurationError(
+            expected("path", "the file of a public key", str(path), hint=hint)
+        ) from error
+    return key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:

@@ -34,6 +34,8 @@ class LocalFederation:
         folder: Where certificates, keys, Flower's files and logs are kept.
         poll: Seconds after which an idle SuperNode asks for messages; Flower's own are 3. Each
             time costs the SuperLink some milliseconds.
+        simulate: Number of clients that Flower's simulation engine (Ray) computes on this machine,
+            as `client-0` and so on, in place of SuperNodes; `None` for SuperNodes.
         database: Whether the SuperLink keeps its state on disk, so that it goes on after it was
             killed.
 
@@ -48,12 +50,18 @@ class LocalFederation:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, poll: float = 0.3, database: bool = False
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        poll: float = 0.3,
+        database: bool = False,
+        simulate: int | None = None,
     ) -> None:
         self.folder = Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keys: dict[str, str] = {}
         self.database = database
+        self.simulate = simulate
         self._tls = self.folder / "tls"
         if not (self._tls / "ca.pem").exists():
             make_certificates(self._tls)
@@ -93,7 +101,8 @@ class LocalFederation:
             ),
             *("--host", "127.0.0.1", "--port", self.port),
             *(("--database", self.folder / "superlink.db") if self.database else ()),
-            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            *(("--enable-supernode-auth",) if self.simulate is None else ("--simulation",)),
+            "--disable-runtime-dependency-installation",
         )
         self._wait_for_port("superlink", self.port)
 
@@ -124,6 +133,29 @@ class LocalFederation:
             *("--auth-supernode-private-key", key),
             *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in values.items())),
         )
+
+    def restart_node(
+        self, client_id: str, config: Mapping[str, str | int | float | bool] | None = None
+    ) -> Forked:
+        """Start the SuperNode of a client again, until it is connected.
+
+        A SuperLink takes a node for connected until it has missed two heartbeats, which is up to a
+        minute, and sends a new one with the same key away. A node that was stopped by SIGTERM says
+        good-bye, and is let in at once.
+
+        Args:
+            client_id: The client.
+            config: More of the node's configuration.
+        """
+        log = self.folder / f"{client_id}.log"
+        while True:
+            begin = log.stat().st_size
+            process = self.start_node(client_id, config)
+            while process.poll() is None:
+                if b"SuperNode ID:" in log.read_bytes()[begin:]:
+                    return process
+                time.sleep(0.1)
+            time.sleep(2.0)
 
     def process(self, name: str) -> Forked:
         """Return a running process: `"superlink"`, or that of a client's node."""
@@ -184,8 +216,10 @@ class LocalFederation:
             config: Values that override those in `[tool.flwr.app.config]`.
         """
         overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        virtual = f"num-supernodes={self.simulate} client-resources-num-cpus=1"
         said = self.flwr(
-            *("run", Path(app).resolve(), _NAME, "--run-config", overrides, "--format", "json")
+            *("run", Path(app).resolve(), _NAME, "--run-config", overrides, "--format", "json"),
+            *(() if self.simulate is None else ("--federation-config", virtual)),
         )
         answer = _json(said)
         if "run-id" not in answer:

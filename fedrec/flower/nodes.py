@@ -31,7 +31,7 @@ def key_fingerprint(public_key: bytes) -> str:
 
     Examples:
         >>> key_fingerprint(b"-----BEGIN PUBLIC KEY-----")
-        'd2d6d1a5bd5d9d3b5a1d0d9c3bd5a1d0'
+        '59a58325e88756ac23f5bb454ca0de6a'
     """
     return hashlib.sha256(public_key.strip()).hexdigest()[:32]
 
