@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
@@ -27,6 +28,14 @@ from fedrec.types import ClientCost, CohortUpdates, RoundContext
 __all__ = ["FlowerExecutor"]
 
 _log = logging.getLogger(__name__)
+
+# Errors that Flower reports in place of a client that has gone: its message or answer is lost.
+_LOST = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 
 _FASTEST, _SLOWEST = 0.05, 1.0  # seconds between two looks for answers
 
@@ -198,6 +207,7 @@ class _Round:
         self.mail = Mail(executor.grid)
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
+        self.lost: dict[str, Node] = {}
         self.answers: dict[str, Answer] = {}
         self.refused: dict[str, str] = {}
         self.costs: dict[str, ClientCost] = {}
@@ -231,11 +241,11 @@ class _Round:
         there, messages, names = self.executor.nodes.by_client, {}, {}
         for client_id in self._open():
             node = there.get(client_id)
-            if node == self.nodes.get(client_id):
+            if node is self.nodes.get(client_id):
                 continue
             if client_id in self.nodes:  # it left, or restarted, with the task
                 self.mail.forget(self.nodes.pop(client_id).node_id)
-            if node is None:
+            if node is None or node is self.lost.get(client_id):
                 continue
             reason = _change(self.clients[client_id].card, node.card)
             if reason is not None:
@@ -265,6 +275,10 @@ class _Round:
         names, got = {n.node_id: c for c, n in self.nodes.items()}, False
         for node_id, message in self.mail.collect():
             client_id, got = names[node_id], True
+            if message.has_error() and message.error.code in _LOST:
+                # Should it come back, as the same node or another one, it is asked again.
+                self.lost[client_id] = self.nodes.pop(client_id)
+                continue
             try:
                 if message.has_error():
                     raise UpdateError(error_text(message))

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Array, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg
@@ -243,6 +244,27 @@ def test_a_client_that_restarts_during_a_round_is_asked_again(
         return [reply]
 
     node.tamper = restarts
+    recorded, history = record(make_loop(executor), federation, rounds=2)
+    expected, _ = record(FederatedLoop(executor="sequential", logger=False), in_process, rounds=2)
+    assert torch.equal(recorded.global_weights, expected.global_weights)
+    assert not history.read_round(0).refused
+
+
+def test_a_task_that_flower_lost_with_a_node_is_sent_again_when_it_is_back(
+    grid: Any, joined: Any, in_process: Any, make_loop: Any
+) -> None:
+    executor, federation = joined
+    executor.timeout = executor.reconnect = 60.0
+    node, lost = grid.find("client-1"), []
+
+    def gone(message: Message, reply: Message) -> list[Message]:
+        if message.metadata.message_type == "train.fedrec" and not lost:
+            lost.append(reply)
+            node.started = "2"
+            return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=message)]
+        return [reply]
+
+    node.tamper = gone
     recorded, history = record(make_loop(executor), federation, rounds=2)
     expected, _ = record(FederatedLoop(executor="sequential", logger=False), in_process, rounds=2)
     assert torch.equal(recorded.global_weights, expected.global_weights)

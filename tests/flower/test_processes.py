@@ -41,10 +41,16 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 class Tried:
     """A federation whose app notes what its clients are asked."""
 
-    def __init__(self, folder: Path, ids: Sequence[str], how: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ids: Sequence[str],
+        how: dict[str, str] | None = None,
+        database: bool = False,
+    ) -> None:
         self.folder, self.ids = folder, list(ids)
         self.how = how or {}
-        self.federation = LocalFederation(folder / "federation", database=True)
+        self.federation = LocalFederation(folder / "federation", database=database)
 
     def __enter__(self) -> Tried:
         self.federation.__enter__()
@@ -141,7 +147,7 @@ def test_a_superlink_that_dies_takes_the_run_with_it_and_the_next_one_goes_on(
     tmp_path: Path,
 ) -> None:
     ids = ["client-0", "client-1"]
-    with Tried(tmp_path, ids) as tried:
+    with Tried(tmp_path, ids, database=True) as tried:
         tried.submit("record", rounds=6)
         tried.wait_for_round("record", 2)
         pid = int((tmp_path / "server.pid").read_text())
