@@ -248,7 +248,8 @@ class LocalFederation:
             time.sleep(0.5)
         if run["status"] != "finished:completed":
             log = self.folder / "superlink.log"
-            raise FedrecError(f"The run ended with {run['status']!r}; see {log}.")
+            why = f"{run['status']} ({run['status-details']})"
+            raise FedrecError(f"The run ended with {why}; see {log}.")
         return run
 
     def run(self, app: str | os.PathLike[str], config: Mapping[str, Any]) -> dict[str, Any]:
