@@ -13,7 +13,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c const
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart flower-demo test lint types tests docs slow optional clean
+.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow optional clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
@@ -21,6 +21,7 @@ help:
 	@echo "make test        lint, types, tests, doctests, docs"
 	@echo "make lint | types | tests | docs   one of them"
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
+	@echo "make docs-test   run every command of README and docs in a fresh clone; see docs-test.log"
 	@echo "make optional    add mlflow and ray to .venv (half a gigabyte), so that no test of theirs is skipped"
 	@echo "make clean       remove .venv and whatever else can be made again"
 
@@ -53,6 +54,13 @@ slow: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
+
+# A clone of what is committed, with an environment of its own, as a reader would have it.
+docs-test:
+	@rm -rf build/docs-test
+	@git clone --quiet . build/docs-test
+	@$(MAKE) --no-print-directory -C build/docs-test $(INSTALLED)
+	@build/docs-test/$(BIN)/python build/docs-test/tests/docs/run_commands.py docs-test.log
 
 optional: $(INSTALLED)
 	@$(PIP) -e '.[flower,loggers]'

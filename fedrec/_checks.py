@@ -21,6 +21,7 @@ __all__ = [
     "is_fraction",
     "is_integer",
     "is_number",
+    "of_class",
 ]
 
 
@@ -110,11 +111,16 @@ def check_instance(argument: str, value: object, kind: type, *, optional: bool =
     if isinstance(value, kind) or (optional and value is None):
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    hint = None
-    if isinstance(value, type) and issubclass(value, kind):
-        hint = f"this is a class; `{value.__name__}(...)` makes one."
+    hint = of_class(value) if isinstance(value, type) and issubclass(value, kind) else None
     requirement = f"{article} {kind.__name__}{' or None' if optional else ''}"
     raise ConfigurationError(expected(argument, requirement, value, hint=hint))
+
+
+def of_class(value: object) -> str | None:
+    """Return the hint for a class in the place of its object, or `None` if it is none."""
+    return (
+        f"this is a class; `{value.__name__}(...)` makes one." if isinstance(value, type) else None
+    )
 
 
 def check_recording(

@@ -29,6 +29,9 @@ __all__ = [
     "expected",
 ]
 
+# A longer list hides the message that it belongs to.
+_MOST_LISTED = 40
+
 
 class FedrecError(Exception):
     """Base class of every error that fedrec raises on purpose."""
@@ -151,7 +154,8 @@ def expected(
         argument: Name of the argument or dotted recipe key.
         requirement: What it has to be, completing "Expected ... to be".
         value: What was given.
-        known: The possible values; the nearest one to `value` is offered as "Did you mean".
+        known: The possible values; the nearest one to `value` is offered as "Did you mean". A list
+            of more than forty is left out.
         hint: One thing to do about it.
 
     Returns:
@@ -167,7 +171,8 @@ def expected(
         near = difflib.get_close_matches(str(value), known, n=1)
         if near:
             parts.append(f"Did you mean `{near[0]}`?")
-        parts.append(f"Known: {', '.join(known)}.")
+        if len(known) <= _MOST_LISTED:
+            parts.append(f"Known: {', '.join(known)}.")
     if hint is not None:
         parts.append(f"HINT: {hint}")
     return " ".join(parts)

@@ -17,6 +17,7 @@ from fedrec._checks import (
     is_fraction,
     is_integer,
     is_number,
+    of_class,
 )
 from fedrec.clients.base import Client
 from fedrec.clients.batches import CollateFn, check_map_style
@@ -159,8 +160,9 @@ class Federation:
                 expected(
                     "data",
                     "a FederatedDataModule",
-                    getattr(data, "__name__", type(data).__name__),
-                    hint="`FederatedDataModule.from_datamodule(data, num_clients=...)` makes one.",
+                    data if isinstance(data, type) else type(data).__name__,
+                    hint=of_class(data)
+                    or "`FederatedDataModule.from_datamodule(data, num_clients=...)` makes one.",
                 )
             )
         check_datamodule(data)

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 Phase = Literal["record", "recover"]
+"""What a round belongs to: a recording or a recovery."""
 Context = TypeVar("Context", bound="RoundContext")
 
 
@@ -452,8 +453,16 @@ class RunResult:
                 "This result has no module to copy. HINT: load `global_weights` into your own by "
                 "`ParameterVector(module).load(module, result.global_weights)`."
             )
+        # Of tensors that a layer computed from its parameters (`weight_norm` keeps one), torch
+        # copies none: the layer computes them anew.
+        computed = {
+            id(value): value.detach().clone()
+            for layer in self.trained.modules()
+            for value in vars(layer).values()
+            if isinstance(value, Tensor) and not value.is_leaf
+        }
         try:
-            module = copy.deepcopy(self.trained)
+            module = copy.deepcopy(self.trained, computed)
         except Exception as error:
             raise ConfigurationError(
                 f"{type(self.trained).__name__} cannot be copied ({type(error).__name__}: "

@@ -2,7 +2,8 @@
 
 A family is a page `docs/api/FAMILY/index.md`. Each of its lines `::: fedrec.MODULE` becomes a table
 of what that module's `__all__` names, and every name gets a page of its own. What the tables above
-that line say of a name (its paper, its cost) is repeated on the page of the name.
+that line say of a name (its paper, its cost) is repeated on the page of the name. The bibliography
+lists what the docstrings refer to, with the names that do.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Name:
     summary: str
     group: str
     is_class: bool
+    references: tuple[str, ...]
 
     @property
     def title(self) -> str:
@@ -65,8 +67,22 @@ def _names(package: Any, family: str, path: str) -> Iterator[Name]:
         inside = parent is not None and parent.path.startswith(f"{path}.")
         group = parent.docstring.value.partition("\n")[0] if inside and parent.docstring else ""
         yield Name(
-            family, f"{path}.{title}", " ".join(summary.split()), group.rstrip("."), target.is_class
+            family,
+            f"{path}.{title}",
+            " ".join(summary.split()),
+            group.rstrip("."),
+            target.is_class,
+            tuple(_references(target.docstring.value if target.docstring else "")),
         )
+
+
+def _references(docstring: str) -> Iterator[str]:
+    """Return the papers of a docstring: authors, title, venue and year."""
+    section = re.search(r"^References:\n((?:[ ]+.*\n?|\n)+)", docstring, re.MULTILINE)
+    for entry in re.split(r"^ +- ", section[1], flags=re.MULTILINE)[1:] if section else ():
+        # What follows the year says where in the paper.
+        paper = re.match(r".*?\b(19|20)\d\d(?![-/]|\.\d)", " ".join(entry.split()))
+        yield paper[0] if paper else " ".join(entry.split()).rstrip(".")
 
 
 def facts(index: str) -> dict[str, list[tuple[str, str]]]:
@@ -106,9 +122,28 @@ def page(name: Name, said: list[tuple[str, str]]) -> str:
     # Who looks for `Krum` wants the rule, before what is made from it.
     boost = ["---", "search:", "  boost: 4", "---", ""] if name.is_class else []
     lines = [*boost, f"# {name.title}", ""]
-    lines += [f"- **{column}**: {cell}" for column, cell in said]
+    if said:
+        rows = [f"- **{column}**: {cell}" for column, cell in said]
+        lines += ['<div class="facts" markdown>', "", *rows, "", "</div>"]
     lines += ["", f"::: {name.path}", "    options:", "      show_root_heading: true"]
     lines += ["      show_root_full_path: true", "      show_root_toc_entry: true"]
+    return "\n".join(lines) + "\n"
+
+
+def bibliography(names: list[Name]) -> str:
+    """Return the papers that docstrings refer to, each with the names that do."""
+    papers: dict[tuple[str, str], str] = {}
+    cited: dict[tuple[str, str], dict[str, str]] = {}
+    for name in names:
+        for paper in name.references:
+            # Some name a paper in short: the same authors, the same venue and year.
+            same = paper.split(", ")[0], paper.rpartition(", ")[2]
+            papers[same] = max(papers.get(same, ""), paper, key=len)
+            cited.setdefault(same, {})[name.title] = name.path
+    lines = []
+    for same, paper in sorted(papers.items(), key=lambda item: item[1].casefold()):
+        links = ", ".join(f"[`{title}`][{path}]" for title, path in sorted(cited[same].items()))
+        lines.append(f"- {paper}: {links}")
     return "\n".join(lines) + "\n"
 
 
@@ -144,7 +179,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str | None:
-    """Put the tables into the page of a family."""
+    """Put the tables into the page of a family, and the papers into the bibliography."""
+    if page.file.src_uri == "explanation/bibliography.md":
+        return markdown + "\n" + bibliography([n for names in _found.values() for n in names])
     match = re.fullmatch(r"api/(\w+)/index\.md", page.file.src_uri)
     if not match:
         return None
@@ -152,6 +189,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def replace(module: re.Match[str]) -> str:
         mine = [n for n in _found[match[1]] if n.path.rpartition(".")[0] == module[1]]
         options = "    options:\n      members: false\n"
-        return f"{module[0]}\n{options}\n{table(mine)}"
+        return f"## `{module[1]}`\n\n{module[0]}\n{options}\n{table(mine)}"
 
     return _MODULE.sub(replace, markdown)

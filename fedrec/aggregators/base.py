@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedrec._checks import check_instance
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, ShapeError
 from fedrec.functional.kernels._finite import nonfinite_rows
@@ -144,6 +145,7 @@ class Aggregator(Component, ABC):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Check the input, aggregate, check the result."""
+        check_instance("updates", updates, Tensor)
         if updates.ndim != 2 or updates.shape[0] == 0 or updates.shape[1] == 0:
             raise ShapeError(
                 "Expected `updates` to have shape (m, d) with m, d >= 1, "

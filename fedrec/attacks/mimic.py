@@ -22,8 +22,8 @@ class Mimic(Attack):
     What they send is a benign update, but where clients have different data, the aggregate follows
     the client that is copied. In the first rounds the attackers follow the direction $z$ in
     which benign updates differ most (`fedrec.functional.mimic_direction`), and copy the client that
-    is farthest along it, $\operatorname{argmax}_i z^\top g_i$. From then on they copy the client chosen last,
-    or, in a round without that client, the client that is farthest along.
+    is farthest along it, $\operatorname{argmax}_i z^\top g_i$. From then on they copy the client
+    chosen last, or, in a round without that client, the client that is farthest along.
 
     Args:
         warmup_rounds: Rounds in which the attackers look for the client to copy, at least 1.

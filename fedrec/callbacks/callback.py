@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from fedrec.executors import Executor
+    from fedrec.history import HistoryStore
     from fedrec.types import CohortUpdates, RoundContext, RunResult
 
 __all__ = ["Callback", "LoopSettings"]
@@ -18,6 +19,8 @@ __all__ = ["Callback", "LoopSettings"]
 
 class LoopSettings(Protocol):
     """The part of the loop that a callback may read: the arguments of `FederatedLoop`, by name.
+
+    Besides, `history` is the store that is written or read, and `None` between runs.
 
     Examples:
         >>> from fedrec import FederatedLoop
@@ -43,6 +46,7 @@ class LoopSettings(Protocol):
     fast_dev_run: bool | int
     checkpoint_every: float
     num_threads: int | None
+    history: HistoryStore | None
 
 
 class Callback:

@@ -117,6 +117,12 @@ def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return about.to_dict(), "\n".join(lines), 0
 
 
+def _browse(args: argparse.Namespace, progress: Progress) -> _Outcome:
+    from fedrec.cli.browse import browse_command
+
+    return browse_command(args, _source(args), progress)
+
+
 def _some(names: Sequence[str], most: int = 10) -> str:
     """Return the first names as text; the output of `--json` has all of them."""
     return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
@@ -219,6 +225,7 @@ def _import(args: argparse.Namespace, progress: Progress) -> _Outcome:
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace, Progress], _Outcome]] = {
     "info": _info,
+    "browse": _browse,
     "verify": _verify,
     "repair": _repair,
     "compact": _compact,

@@ -35,6 +35,7 @@ _LISTING = {
 
 _HISTORY = {
     "info": "tell what a history holds, without reading its updates",
+    "browse": "look into its rounds: who was asked, who sent what, how large updates were",
     "verify": "read everything and name all that is damaged; exit code 1 if anything is",
     "repair": "drop what is damaged, and nothing else; the old file is kept as data.mdb.damaged",
     "compact": "give free space in the file back to the disk",
@@ -245,7 +246,7 @@ def _add_listing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    about = "look after a history: info, verify, repair, compact, forget, export, import, new-key"
+    about = f"look into a history, and after it: {', '.join(_HISTORY)}"
     history = commands.add_parser("history", help=about, description=f"{about.capitalize()}.")
     actions = history.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, does in _HISTORY.items():
@@ -272,6 +273,11 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
                 metavar="ID",
                 help="client to forget; repeatable",
             )
+        if name == "browse":
+            some = "such as 7, 0,10,20, 100:200:10 or -1 for the last (default: all, or some)"
+            sub.add_argument("--rounds", metavar="ROUNDS", help=some)
+            sub.add_argument("--clients", metavar="ID,ID", help="(default: all, or some)")
+            sub.add_argument("-o", "--output", metavar="FILE", help="page (.html) to write instead")
         if name == "export":
             sub.add_argument("folder", metavar="FOLDER", help="folder to make")
         _add_allow(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
 
 __all__ = ["Client"]
@@ -36,6 +37,8 @@ class Client(ABC):
     """
 
     def __init__(self, client_id: str, *, num_samples: int) -> None:
+        if not isinstance(client_id, str) or not client_id:
+            raise ConfigurationError(expected("client_id", "text that is not empty", client_id))
         self.client_id = client_id
         self.num_samples = num_samples
 

@@ -187,11 +187,16 @@ _HINTS = {
         "embedding."
     ),
     re.compile(
-        r"shapes cannot be multiplied|target tensor expected|size of tensor|size mismatch"
+        r"shapes cannot be multiplied|Dimension out of range|target tensor expected"
+        r"|size of tensor|size mismatch"
         r"|to have \d+ channels|[Ee]xpected (input|target) (batch_)?size|Given normalized_shape"
         r"|Expected \dD|is invalid for input of size|must be equal to (target|input) size"
         r"|different target size"
     ): "let the data set, or a transform, give the shapes that the model and its loss take.",
+    re.compile("values to unpack"): (
+        "let the data set, or a transform, give what the model takes apart: most often, inputs and "
+        "a label."
+    ),
 }
 # Attributes that only a logger has: reading one of `None` means that a module expects a logger.
 _OF_LOGGERS = ("experiment", "log_metrics", "log_hyperparams", "log_image", "log_table", "log_dir")

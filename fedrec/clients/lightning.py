@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedrec._checks import check_bool, check_float, check_int
+from fedrec._checks import check_bool, check_float, check_int, of_class
 from fedrec.clients.base import Client
 from fedrec.clients.batches import (
     CollateFn,
@@ -102,8 +102,8 @@ class LightningClient(Client):
                 expected(
                     "module",
                     "a LightningModule with `training_step` and `configure_optimizers`",
-                    type(module).__name__,
-                    hint="derive it from `pytorch_lightning.LightningModule`.",
+                    module if isinstance(module, type) else type(module).__name__,
+                    hint=of_class(module) or "derive it from `pytorch_lightning.LightningModule`.",
                 )
             )
         for method in ("training_step", "configure_optimizers"):

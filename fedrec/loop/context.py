@@ -38,6 +38,7 @@ class Meter:
 
     Attributes:
         asked: Number of clients that were asked in this round.
+        fixed: How many of them, because their estimates were abnormal.
         comparing: Seconds of this round spent on comparing estimates.
         stepped: The result of the last server step of this round, which is known to be finite.
     """
@@ -46,12 +47,13 @@ class Meter:
     estimate_errors: EstimateErrors
     client_seconds: dict[str, float]
     asked: int = 0
+    fixed: int = 0
     comparing: float = 0.0
     stepped: Tensor | None = None
 
     def begin_round(self) -> None:
         """Set the counts of the round to 0."""
-        self.asked, self.comparing, self.stepped = 0, 0.0, None
+        self.asked, self.fixed, self.comparing, self.stepped = 0, 0, 0.0, None
 
     def add(
         self,
@@ -72,6 +74,7 @@ class Meter:
         """
         computed = ClientCost(2 * FLOAT_BYTES * ctx.global_weights.numel(), 0.0)
         self.asked += len(client_ids)
+        self.fixed += len(client_ids) if reason == "abnormality" else 0
         # Excluded clients are noted, too; ACP is the mean over the remaining clients only.
         for client_id in client_ids:
             cost = costs.get(client_id, computed)

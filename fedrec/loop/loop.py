@@ -155,6 +155,8 @@ class FederatedLoop:
         self.fast_dev_run = fast_dev_run
         self.checkpoint_every = checkpoint_every
         self.num_threads = num_threads
+        #: The store that is written or read, for callbacks; `None` between runs.
+        self.history: HistoryStore | None = None
         own: list[Callback] = [callbacks]  # type: ignore[list-item]
         if callbacks is None or isinstance(callbacks, list | tuple):
             own = list(callbacks or [])
@@ -219,7 +221,7 @@ class FederatedLoop:
         check_instance("attack", attack, Attack, optional=True)
         check_instance("detector", detector, Detector, optional=True)
         check_instance("sampler", sampler, ClientSampler, optional=True)
-        with self.runtime.running(federation):
+        with self.runtime.running(federation, history):
             self.runtime.check_evaluation(federation, attack)
             return Recording(
                 runtime=self.runtime,
@@ -297,7 +299,7 @@ class FederatedLoop:
         if isinstance(exclude, str) or not isinstance(exclude, Detection | Iterable):
             raise ConfigurationError(expected("exclude", "a list of client ids", exclude))
         excluded = exclude.malicious if isinstance(exclude, Detection) else tuple(exclude)
-        with self.runtime.running(federation):
+        with self.runtime.running(federation, history):
             self.runtime.check_evaluation(federation, attack)
             return Recovery(
                 runtime=self.runtime,
@@ -318,18 +320,18 @@ class FederatedLoop:
     def test(
         self,
         federation: Federation,
-        global_weights: Tensor,
+        global_weights: RunResult | Tensor,
         *,
         attack: Attack | None = None,
         buffers: Tensor | None = None,
     ) -> dict[str, float | None]:
-        """Test global weights on the whole test set.
+        """Test a model on the whole test set.
 
         Args:
             federation: Model and test data.
-            global_weights: Shape $(d,)$.
+            global_weights: What `record` or `recover` returned, or weights of shape $(d,)$.
             attack: The attack whose success rate is measured, or `None`.
-            buffers: Averaged buffers, shape $(b,)$, as `record` and `recover` return them.
+            buffers: Averaged buffers beside weights, shape $(b,)$; a result has its own.
 
         Returns:
             `{"ter": ..., "asr": ...}`, fractions in [0, 1], and the loop's `metrics` by name. An
@@ -338,10 +340,18 @@ class FederatedLoop:
 
         Raises:
             ConfigurationError: If the federation has no test data, or these do not fit the model,
-                the attack or a metric.
+                the attack or a metric, or averaged buffers are missing.
         """
         check_instance("federation", federation, Federation)
+        if isinstance(global_weights, RunResult):
+            result = global_weights
+            global_weights, buffers = result.global_weights, result.buffers
         check_instance("global_weights", global_weights, Tensor)
+        if buffers is None and federation.buffers == "average" and federation.layout.num_buffers:
+            # With those of the untrained model, figures would be wrong and look right.
+            hint = "pass the result in place of its weights: `test(federation, result)`."
+            requirement = "given beside weights, since this federation averages buffers"
+            raise ConfigurationError(expected("buffers", requirement, None, hint=hint))
         check_instance("attack", attack, Attack, optional=True)
         dataset, device = federation.test_dataset, self.runtime.device
         if dataset is None:

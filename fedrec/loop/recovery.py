@@ -27,6 +27,7 @@ from fedrec.loop.checkpoint import lightning_checkpoint, load_state, on_device, 
 from fedrec.loop.context import Meter, MeteredContext
 from fedrec.loop.footprint import recovery_bytes
 from fedrec.loop.interrupts import stop_between_rounds
+from fedrec.loop.loggers import log_file
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.plan import carried_out, require_same_plan
 from fedrec.loop.recording import training_of
@@ -307,7 +308,8 @@ class Recovery:
                 )
             engine.end_round()
         spent = time.perf_counter() - began - meter.comparing
-        values, tested = {"asked": float(meter.asked), **logged}, dict[str, float]()
+        fixed = {"fixed": float(meter.fixed)} if meter.fixed else {}
+        values, tested = {"asked": float(meter.asked), **fixed, **logged}, dict[str, float]()
         if runtime.evaluates(t, self.rounds) or t == self.steps[-1]:
             buffers = engine.buffers.values
             tested = runtime.evaluate_curve(self.federation, new, self.attack, buffers)
@@ -455,3 +457,5 @@ class Recovery:
             self.federation.layout.load_buffers(module, self.engine.buffers.values)
         write_atomically(self.folder / "model.ckpt", lightning_checkpoint(module, self.rounds))
         self._save(weights, self.rounds, seconds, finished=True)
+        for file in ("ledger.csv", "model.ckpt"):
+            log_file(self.runtime.loggers, self.folder / file, f"recover/{self.name}/{file}")

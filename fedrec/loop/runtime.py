@@ -25,8 +25,10 @@ from fedrec.clients.state import forget_states
 from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
 from fedrec.federation import Federation
 from fedrec.functional.aggregation.order_statistics import choose_kernel
+from fedrec.history.base import HistoryStore
 from fedrec.loop.evaluation import check_evaluation, evaluate, fixed_subset
 from fedrec.loop.footprint import num_bytes_text
+from fedrec.loop.loggers import prepare
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.plan import plan_text
 from fedrec.loop.round import Engine
@@ -79,10 +81,16 @@ class Runtime:
         return lambda: torch.autocast(device, dtype=torch.bfloat16)
 
     @contextmanager
-    def running(self, federation: Federation) -> Iterator[None]:
+    def running(
+        self, federation: Federation, history: HistoryStore | None = None
+    ) -> Iterator[None]:
         """Set torch up for a run; restore its settings and the module on exit.
 
         If the run ends by an error, callbacks get it.
+
+        Args:
+            federation: The clients, the model, the test data.
+            history: The store that is written or read; callbacks may look at it meanwhile.
         """
         before = torch.are_deterministic_algorithms_enabled()
         threads = torch.get_num_threads()
@@ -100,12 +108,17 @@ class Runtime:
             # cuBLAS needs this setting for deterministic results.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+        prepare(self.loggers)
+        self.settings.history = history
+        status = "failed"
         try:
             yield
+            status = "success"
         except BaseException as error:
             self.call("on_exception", error)
             raise
         finally:
+            self.settings.history = None
             forget_states()
             layout.load(module, weights)
             with torch.no_grad():
@@ -116,7 +129,7 @@ class Runtime:
             torch.use_deterministic_algorithms(before)
             torch.set_num_threads(threads)
             for logger in self.loggers:
-                logger.save()
+                logger.finalize(status)
 
     def choose_executor(self) -> Executor:
         """Return the executor that the loop's argument `executor` names."""

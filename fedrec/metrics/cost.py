@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["REASONS", "CostEntry", "CostLedger"]
 
-#: Why a client may be asked for an exact update.
 REASONS = ("warmup", "correction", "abnormality", "final", "fallback", "scratch", "other")
+"""Why a client may be asked for an exact update."""
 
 
 class CostEntry(NamedTuple):

@@ -78,7 +78,12 @@ def _check_clients(parts: Parts, make: Instantiator) -> Collection[str]:
         seed = parts.federation["seed"]
         arguments = {"malicious": given, "ids": ids, "seed": seed}
         malicious = make.construct(draw_malicious, arguments, "federation")
-    for key, named in (("federation.malicious", given), ("recover.exclude", parts.exclude)):
+    flagged = parts.detector.ids if isinstance(parts.detector, KnownMalicious) else None
+    for key, named in (
+        ("federation.malicious", given),
+        ("detector.init_args.ids", flagged and list(flagged)),
+        ("recover.exclude", parts.exclude),
+    ):
         if not isinstance(named, list) or not _is_right(make, key):
             continue
         unknown = [c for c in named if c not in known]

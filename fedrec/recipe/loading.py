@@ -171,7 +171,8 @@ def _parse(text: str, source: str, errors: list[str]) -> dict[str, Any] | None:
         config = OmegaConf.create(text)
         plain = OmegaConf.to_container(config, resolve=False) if config is not None else None
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        errors.append(f"{source}{_where(error)}: Expected YAML, but {_reason(error)}.")
+        hint = " HINT: indent with spaces." if re.search(r"^ *\t", text, re.MULTILINE) else ""
+        errors.append(f"{source}{_where(error)}: Expected YAML, but {_reason(error)}.{hint}")
         return None
     except RecursionError:
         errors.append(f"{source}: Expected YAML, but its values lie too deep in each other.")
@@ -202,6 +203,10 @@ def _override(config: dict[str, Any], text: str, errors: list[str]) -> None:
     key = key.strip()
     if not separator or not all(key.split(".")):
         errors.append(f"{text}: Expected an override of the form `key=value`, but got {text!r}.")
+        return
+    if key == "extends":
+        text = expected(key, "in the recipe's file", raw, hint="write a recipe that extends both.")
+        errors.append(f"{key}: {text}")
         return
     try:
         value = parse_value(key, raw)

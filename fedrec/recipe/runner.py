@@ -19,6 +19,7 @@ from fedrec.exceptions import ConfigurationError, MethodsFailedError, expected
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore
 from fedrec.loop import FederatedLoop
+from fedrec.loop.loggers import end_runs, log_file
 from fedrec.recipe.failures import raise_failures, reason_of
 from fedrec.recipe.folder import (
     DETECTION,
@@ -123,6 +124,7 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     before = where.recipe_file.read_bytes() if where.recipe_file.exists() else None
     where.open(session.recipe, session.recording, overwrite=overwrite)
     failed: MethodsFailedError | None = None
+    worked = False
     try:
         if "recover" in steps:
             repair(where, session.recipe)
@@ -130,6 +132,7 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
             _log.info("Everything in `%s` is done already.", where.path)
             session.measure()
         else:
+            worked = True
             with session.history:
                 session.do(steps)
     except MethodsFailedError as error:
@@ -143,7 +146,10 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     if failed is not None:
         results["failures"] = failed.failures
     where.write("results.json", results)
-    write_report(where.path)
+    page = write_report(where.path)
+    if worked:
+        log_file(session.loop.runtime.loggers, page, page.name)
+        end_runs(session.loop.runtime.loggers)
     if failed is not None:
         failed.results = results
         raise failed

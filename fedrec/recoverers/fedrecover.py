@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_choice, check_float, check_int, is_integer
+from fedrec._checks import check_choice, check_float, check_int, is_integer, of_class
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import torch_generator
 from fedrec.recoverers.base import ReplayRecoverer
@@ -433,6 +433,8 @@ def _estimator(given: str | Estimator | None) -> Estimator | None:
     if not isinstance(given, Estimator):
         names = (*_ESTIMATORS, "none")
         raise ConfigurationError(
-            expected("estimator", "an Estimator or a name", given, known=names)
+            expected(
+                "estimator", "an Estimator or a name", given, known=names, hint=of_class(given)
+            )
         )
     return given

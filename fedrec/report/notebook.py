@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrec._frames import data_frame
 from fedrec.exceptions import ConfigurationError, MissingDependencyError, expected
+from fedrec.loop.plan import plan_text
 from fedrec.recipe.step_results import method_result
 from fedrec.recipe.tables import POISONED
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis
@@ -209,7 +210,7 @@ class Comparison:
             for name, cells in zip(self.results, rows, strict=True)
         ]
         charts = "".join(self._chart(figure, styles) for figure in self.figures[:2])
-        return table("Results", ("Model", *heads), body) + charts
+        return _table("Results", ("Model", *heads), body) + charts
 
     def _chart(self, figure: str, styles: Mapping[str, str]) -> str:
         scale = SCALES.get(figure, 1.0)
@@ -261,6 +262,11 @@ def result_html(result: RunResult) -> str:
     lines = []
     if result.detection is not None:
         lines.append(f"<p>Detection: {escape(_verdict(result.detection))}.</p>")
+    if result.execution:
+        # The reason why clients are computed one after another is what explains a slow run.
+        why = f": {result.execution['refused']}" if "refused" in result.execution else ""
+        how = plan_text(result.execution).replace("Computing", "Computed", 1)
+        lines.append(note(escape(f"{how}{why}.")))
     if "departure" in result.execution:
         left = result.execution["departure"]
         text = f"The executor left its plan in round {left['round']}: {left['reason']}"
@@ -287,7 +293,7 @@ def ledger_html(ledger: CostLedger) -> str:
         low, high = percent(min(cp.values())), percent(max(cp.values()))
         saved = f"ACP {percent(ledger.acp())} %, CP {low} to {high} %"
     text = f"<p>{len(ledger.num_rounds)} clients: {saved}.</p>"
-    return _framed(text + (table("Costs by reason", heads, shown) if shown else ""))
+    return _framed(text + (_table("Costs by reason", heads, shown) if shown else ""))
 
 
 def detection_html(detection: Detection) -> str:
@@ -301,7 +307,7 @@ def detection_html(detection: Detection) -> str:
     ]
     more = len(scores) - len(rows)
     rest = note(f"And {more} less suspicious clients.") if more else ""
-    body = table("Scores", ("Client", "Score", "Verdict"), rows) if rows else ""
+    body = _table("Scores", ("Client", "Score", "Verdict"), rows) if rows else ""
     return _framed(text + body + rest)
 
 
@@ -331,6 +337,11 @@ def _styles(names: Mapping[str, RunResult]) -> dict[str, str]:
 def _points(result: RunResult, figure: str, scale: float) -> list[tuple[float, float]]:
     rows = [row for row in result.curve if figure in row]
     return [(row["round"], round(scale * row[figure], 10)) for row in rows]
+
+
+def _table(label: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    # With a class, so that pages that dress up tables without one leave it alone.
+    return table(label, heads, rows, "figures")
 
 
 def _new_axes() -> Axes:

@@ -56,8 +56,8 @@ def perturbation(reference: Tensor, kind: str = "std") -> Tensor:
 def min_max(reference: Tensor, direction: Tensor) -> Tensor:
     r"""Go from the mean as far as the largest distance to an honest update allows.
 
-    $$\tilde g = \mu + \gamma \nabla^p, \qquad \gamma = \max \Bigl\{ \gamma :
-    \max_i \lVert \tilde g - g_i \rVert \le \max_{i,j} \lVert g_i - g_j \rVert \Bigr\}$$
+    $$\tilde g = \mu + \gamma \nabla^p, \qquad \gamma = \max \left\lbrace \gamma :
+    \max_i \lVert \tilde g - g_i \rVert \le \max_{i,j} \lVert g_i - g_j \rVert \right\rbrace$$
 
     For each $i$ the bound is a quadratic inequality in $\gamma$ that holds at 0; the largest
     $\gamma$ is the least of their positive roots, so nothing is searched.
@@ -89,8 +89,8 @@ def min_max(reference: Tensor, direction: Tensor) -> Tensor:
 def min_sum(reference: Tensor, direction: Tensor) -> Tensor:
     r"""Go from the mean as far as the largest sum of squared distances of an honest update allows.
 
-    $$\tilde g = \mu + \gamma \nabla^p, \qquad \gamma = \max \Bigl\{ \gamma :
-    \sum_i \lVert \tilde g - g_i \rVert^2 \le \max_i \sum_j \lVert g_i - g_j \rVert^2 \Bigr\}$$
+    $$\tilde g = \mu + \gamma \nabla^p, \qquad \gamma = \max \left\lbrace \gamma :
+    \sum_i \lVert \tilde g - g_i \rVert^2 \le \max_i \sum_j \lVert g_i - g_j \rVert^2 \right\rbrace$$
 
     One quadratic inequality in $\gamma$, solved exactly.
 

@@ -25,7 +25,7 @@ def loss_windows(losses: Sequence[float], drop: float) -> list[range]:
 
     References:
         - Jiang et al., Towards Efficient and Certified Recovery from Poisoning Attacks in
-          Federated Learning, arXiv 2401.08216, selective storage.
+          Federated Learning, IEEE TIFS 2025, selective storage.
 
     Examples:
         >>> loss_windows([2.0, 1.9, 1.7, 1.6, 1.0], drop=0.1)
@@ -50,7 +50,8 @@ def softmax_divergence(before: Iterable[Tensor], after: Iterable[Tensor]) -> flo
         after: Those of the other, in the same order.
 
     References:
-        - Jiang et al., arXiv 2401.08216, selection of rounds.
+        - Jiang et al., Towards Efficient and Certified Recovery from Poisoning Attacks in
+          Federated Learning, IEEE TIFS 2025, selection of rounds.
 
     Examples:
         >>> weights = torch.tensor([0.0, 1.0])

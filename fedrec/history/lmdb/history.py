@@ -134,7 +134,7 @@ class LMDBHistory(HistoryStore):
         # Rows that `as_stored` encoded, by the identity of the updates they come from, until these
         # are written or gone.
         self._encoded: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
-        if not isinstance(path, (str, os.PathLike)):
+        if not isinstance(path, (str, os.PathLike)) or Path(path).is_file():
             raise ConfigurationError(expected("path", "the path of a directory", path))
         self.path = Path(path)
         self._directory = self.path.absolute()  # the working directory may change

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedrec.history.base import HistoryStore
 
-__all__ = ["history_frame"]
+__all__ = ["UpdateFigures", "history_frame", "update_figures"]
 
 # Numbers of updates that are in memory at a time: 64 MB of float32.
 _MOST = 1 << 24
@@ -47,15 +47,11 @@ def history_frame(
     names = tuple(manifest.clients)
     place, malicious = {c: i for i, c in enumerate(names)}, frozenset(manifest.malicious)
     wanted = frozenset(names if client_ids is None else client_ids)
-    at_once = max(1, _MOST // manifest.num_parameters)
     rows: list[tuple[Any, ...]] = []
     for t in history.rounds() if rounds is None else rounds:
         index = history.index(t)
         kept = [c for c in index.kept if c in wanted]
-        figures: dict[str, tuple[float, float, float]] = {}
-        for start in range(0, len(kept), at_once):
-            part = kept[start : start + at_once]
-            figures |= zip(part, _figures(history, t, part), strict=True)
+        figures = update_figures(history, t, kept).by_client
         for client in index.cohort:
             if client in wanted:
                 samples = index.num_samples.get(client, manifest.clients[client])
@@ -70,10 +66,40 @@ def history_frame(
     return data_frame({**frame, "client_id": categories(frame["client_id"], names)})
 
 
+class UpdateFigures(NamedTuple):
+    """Figures of updates of a round.
+
+    Attributes:
+        by_client: Norm, largest magnitude, and cosine to the aggregate.
+        aggregate: Norm of the aggregate, `None` without any client.
+    """
+
+    by_client: dict[str, tuple[float, float, float]]
+    aggregate: float | None
+
+
+def update_figures(history: HistoryStore, t: int, client_ids: list[str]) -> UpdateFigures:
+    """Return figures of clients' updates in a round; few updates are in memory at a time.
+
+    Args:
+        history: The history.
+        t: Round, 0-based.
+        client_ids: Clients whose updates of the round can be read.
+    """
+    at_once = max(1, _MOST // history.manifest.num_parameters)
+    found: dict[str, tuple[float, float, float]] = {}
+    length: float | None = None
+    for start in range(0, len(client_ids), at_once):
+        part = client_ids[start : start + at_once]
+        length, figures = _figures(history, t, part)
+        found |= zip(part, figures, strict=True)
+    return UpdateFigures(found, length)
+
+
 def _figures(
     history: HistoryStore, t: int, client_ids: list[str]
-) -> list[tuple[float, float, float]]:
-    """Return norm, largest magnitude, and cosine to the aggregate, of clients of a round."""
+) -> tuple[float, list[tuple[float, float, float]]]:
+    """Return the norm of the aggregate, and the figures of clients."""
     arrays = history.read(t, client_ids)
     aggregate = arrays.aggregate.astype(np.float64)
     length = float(np.linalg.norm(aggregate))
@@ -84,4 +110,4 @@ def _figures(
         product = norm * length
         cosine = float(update @ aggregate) / product if product else float("nan")
         figures.append((norm, float(np.abs(update).max()), min(max(cosine, -1.0), 1.0)))
-    return figures
+    return length, figures

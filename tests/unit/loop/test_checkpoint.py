@@ -82,6 +82,7 @@ def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:
     module = Net(width=5)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     clients, recorded, result = recovered(module)
+    loop = FederatedLoop(enable_progress_bar=False)
     for run in (recorded, result):
         copy = run.module()
         assert type(copy) is Net
@@ -99,6 +100,9 @@ def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:
         assert copy.training
         # What the loop measured last is what the copy gives.
         logits = copy.eval()(clients.test_dataset.tensors[0])
+        assert loop.test(clients, run)["ter"] == pytest.approx(run.curve[-1]["ter"])
+        with pytest.raises(ConfigurationError, match="averages buffers, but got None"):
+            loop.test(clients, run.global_weights)
         wrong = (logits.argmax(dim=1) != clients.test_dataset.tensors[1]).float().mean().item()
         assert math.isclose(wrong, run.curve[-1]["ter"], rel_tol=1e-6)
     after = module.state_dict()
@@ -107,6 +111,21 @@ def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:
     with torch.no_grad():
         result.module().first.weight.zero_()
     assert torch.equal(clients.layout.flatten(result.module()), result.global_weights)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm], ids=["old", "new"]
+)
+def test_layers_that_compute_their_weights_are_copied(norm: Any) -> None:
+    module = Net(width=5)
+    module.head = norm(module.head)
+    clients, _, result = recovered(module)
+    copy = result.module().eval()
+    assert torch.equal(clients.layout.flatten(copy), result.global_weights)
+    logits = copy(clients.test_dataset.tensors[0])
+    wrong = (logits.argmax(dim=1) != clients.test_dataset.tensors[1]).float().mean().item()
+    assert math.isclose(wrong, result.curve[-1]["ter"], rel_tol=1e-6)
 
 
 def test_module_goes_on_with_lightnings_trainer() -> None:

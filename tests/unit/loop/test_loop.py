@@ -740,7 +740,8 @@ def test_callbacks_are_called_in_order() -> None:
 
 def test_callbacks_may_read_every_argument_of_the_loop() -> None:
     arguments = set(inspect.signature(FederatedLoop).parameters)
-    assert set(LoopSettings.__annotations__) == arguments <= set(vars(FederatedLoop()))
+    assert set(LoopSettings.__annotations__) == arguments | {"history"}
+    assert arguments | {"history"} <= set(vars(FederatedLoop()))
 
 
 def test_fast_dev_run_does_three_rounds_and_writes_nothing(tmp_path: Path) -> None:

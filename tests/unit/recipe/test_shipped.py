@@ -104,7 +104,7 @@ def test_a_copy_overwrites_nothing(here: Path) -> None:
         copy_recipe("mnist/coffee_break_trim")
     assert [path.name for path in here.iterdir()] == ["mnist"]
     assert [path.name for path in (here / "mnist").iterdir()] == ["base.yaml"]
-    with pytest.raises(ConfigurationError, match="`mnist/base.yaml` is a file"):
+    with pytest.raises(ConfigurationError, match=r"`mnist/base\.yaml` is a file"):
         copy_recipe("quickstart", "mnist/base.yaml")
     with pytest.raises(ConfigurationError, match="Did you mean `quickstart`"):
         copy_recipe("quickstart.yaml")

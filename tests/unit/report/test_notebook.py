@@ -116,6 +116,21 @@ def test_a_result_without_a_curve_shows_its_table() -> None:
     assert shown.cells == ["Model", "Rounds", "Seconds", "Fed", "Recover", "4", "1.3"]
 
 
+def test_how_clients_were_computed_and_why() -> None:
+    plan = {
+        "executor": "E",
+        "device": "cpu",
+        "path": "sequential",
+        "threads": 1,
+        "refused": "Noisy draws a number",
+    }
+    text = Checked(result(execution=plan)._repr_html_()).text
+    assert text.endswith("Computed on cpu (sequential, 1 thread): Noisy draws a number.")
+    departure = {"round": 3, "reason": "a hook was added", "client": None, "difference": None}
+    text = Checked(result(execution={**plan, "departure": departure})._repr_html_()).text
+    assert text.endswith("The executor left its plan in round 3: a hook was added")
+
+
 def test_the_file_of_the_model_is_named(tmp_path: Any) -> None:
     shown = Checked(result(checkpoint=tmp_path / "model.ckpt")._repr_html_())
     assert shown.text.endswith(f"Model: {tmp_path / 'model.ckpt'}")

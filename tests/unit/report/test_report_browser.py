@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fedrec.history.tools.browse import Look, RoundLook
 from fedrec.recipe.schema import folder_name
 from fedrec.report import write_comparison, write_report
+from fedrec.report.history import write_look
 
 BROWSER = next(
     (
@@ -222,3 +224,26 @@ def test_nothing_is_wider_than_the_screen(tmp_path: Path, several: bool) -> None
     assert [f["wrong"] for f in found] == [[0, 0, 0]] * len(WIDTHS)
     # The arrow keys show the values of a round: here those of the first one, in percent.
     assert all(f["shown"].startswith(f"round 0{EVIL}90.0") for f in found)
+
+
+def test_the_page_of_a_history_fits_every_screen(tmp_path: Path) -> None:
+    norms = {EVIL: 0.5, "client-1": 4.0, "client-with-a-rather-long-name": 2.0}
+    rounds = tuple(
+        RoundLook(
+            round=t, asked=3, used=3, aggregate=1.0, refused={}, norms=norms if t else {}, lost=()
+        )
+        for t in range(20)
+    )
+    look = Look(
+        path="history", run=None, num_rounds=20, num_clients=3, num_parameters=7, num_bytes=10**6,
+        attack=None, clients=dict.fromkeys(norms, 5), malicious=(EVIL,), flagged=("client-1",),
+        scores={}, rounds=rounds,
+    )  # fmt: skip
+    write_look(look, tmp_path / "page.html")
+    (tmp_path / "harness.html").write_text(_HARNESS % json.dumps(WIDTHS))
+    dom, console = opened(tmp_path / "harness.html", tmp_path)
+    assert console == []
+    found = json.loads(unescape(dom[dom.index("<body>") + 6 : dom.index("</body>")]))
+    assert [(f["hidden"], f["wrong"]) for f in found] == [(0, [0, 0, 0])] * len(WIDTHS)
+    # The first round with a curve of clients is 1; in round 0 there is the aggregate alone.
+    assert all(f["shown"] == "round 0Aggregate1.00" for f in found)
