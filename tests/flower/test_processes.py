@@ -27,7 +27,7 @@ from tried_client import make_data, make_module  # noqa: E402
 from tried_server import METHOD  # noqa: E402
 
 # They start a dozen processes each, which is slow on a busy machine.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
