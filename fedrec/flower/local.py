@@ -35,8 +35,6 @@ class LocalFederation:
         folder: Where certificates, keys, Flower's files and logs are kept.
         poll: Seconds after which an idle SuperNode asks for messages; Flower's own are 3. Each
             time costs the SuperLink some milliseconds.
-        simulate: Number of clients that Flower's simulation engine (Ray) computes on this machine,
-            as `client-0` and so on, in place of SuperNodes; `None` for SuperNodes.
         database: Whether the SuperLink keeps its state on disk, so that it goes on after it was
             killed.
 
@@ -56,13 +54,11 @@ class LocalFederation:
         *,
         poll: float = 0.3,
         database: bool = False,
-        simulate: int | None = None,
     ) -> None:
         self.folder = Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keys: dict[str, str] = {}
         self.database = database
-        self.simulate = simulate
         self._tls = self.folder / "tls"
         if not (self._tls / "ca.pem").exists():
             make_certificates(self._tls)
@@ -104,8 +100,7 @@ class LocalFederation:
             ),
             *("--host", "127.0.0.1", "--port", self.port),
             *(("--database", self.folder / "superlink.db") if self.database else ()),
-            *(("--enable-supernode-auth",) if self.simulate is None else ("--simulation",)),
-            "--disable-runtime-dependency-installation",
+            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
         self._wait_for_port("superlink", self.port)
 
@@ -219,10 +214,8 @@ class LocalFederation:
             config: Values that override those in `[tool.flwr.app.config]`.
         """
         overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-        virtual = f"num-supernodes={self.simulate} client-resources-num-cpus=1"
         said = self.flwr(
-            *("run", Path(app).resolve(), _NAME, "--run-config", overrides, "--format", "json"),
-            *(() if self.simulate is None else ("--federation-config", virtual)),
+            *("run", Path(app).resolve(), _NAME, "--run-config", overrides, "--format", "json")
         )
         answer = _json(said)
         if "run-id" not in answer:

@@ -219,8 +219,10 @@ def _serve(address: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    try:
+        os.write(1, b"ready\n")
+    except BrokenPipeError:  # whoever started this process has gone
+        return
     os.dup2(2, 1)
     running: dict[int, socket.socket] = {}
     try:
