@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedrec.cli.parser import Options
 from fedrec.history.tools.browse import Look, browse
 
 __all__ = ["browse_command", "look_text"]
@@ -21,7 +21,7 @@ _LISTED = 10
 
 
 def browse_command(
-    args: argparse.Namespace, master_key: str | None, progress: Callable[[int], None]
+    args: Options, master_key: str | None, progress: Callable[[int], None]
 ) -> tuple[dict[str, Any], str, int]:
     """Return the look as plain values, the text for the terminal, and the exit code."""
     width = shutil.get_terminal_size().columns

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import json
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from fedrec.cli.output import write_json
+from fedrec.cli.parser import Options
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError
 from fedrec.history.base import HistoryStore
@@ -24,12 +20,12 @@ from fedrec.recipe.folder import existing
 from fedrec.recipe.instantiate import Instantiator
 from fedrec.recipe.schema import build_parts, load_recipe
 from fedrec.recipe.step_results import finite
-from fedrec.report.table import fraction
+from fedrec.report.table import fraction, print_table
 
 __all__ = ["compare", "compare_run"]
 
 
-def compare_run(args: argparse.Namespace) -> None:
+def compare_run(args: Options) -> None:
     """Print a comparison of detectors on a run's recording; the run folder stays as it is."""
     folder = existing(args.target)
     detectors = _build(args.detector, args.allow)
@@ -46,8 +42,7 @@ def compare_run(args: argparse.Namespace) -> None:
         rows = compare(history, detectors)
         truth, rounds = history.manifest.malicious, len(history.rounds())
     if args.json:
-        result = {"truth": list(truth), "rounds": rounds, "detectors": rows}
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        write_json({"truth": list(truth), "rounds": rounds, "detectors": rows})
     else:
         _print(rows, f"{folder.path}: {rounds} rounds, {len(truth)} malicious clients")
 
@@ -128,15 +123,11 @@ def _build(nodes: Sequence[str], allow: Sequence[str]) -> list[Detector]:
 
 
 def _print(rows: Sequence[dict[str, Any]], title: str) -> None:
-    table = Table(
-        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    table.add_column("Detector", overflow="fold", min_width=20)
-    for heading in ("Flagged", "Precision", "Recall", "FPR", "FNR", "Round", "Seconds"):
-        table.add_column(heading, justify="right")
+    headings = ["Detector", "Flagged", "Precision", "Recall", "FPR", "FNR", "Round", "Seconds"]
+    cells = []
     for row in rows:
         rates = [fraction(row[key]) for key in ("precision", "recall", "fpr", "fnr")]
         decided = "-" if row["round"] is None else str(row["round"])
         flagged, seconds = str(len(row["malicious"])), f"{row['seconds']:.1f}"
-        table.add_row(escape(row["label"]), flagged, *rates, decided, seconds)
-    Console().print(table)
+        cells.append([row["label"], flagged, *rates, decided, seconds])
+    print_table(Console(), headings, cells, title=title)

@@ -5,7 +5,6 @@ Imports nothing that may be missing or broken before it is looked at.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec import __version__
+from fedrec.cli.parser import Options
 
 __all__ = ["Diagnosis", "Problem", "diagnose", "execute"]
 
@@ -41,6 +41,7 @@ _NEEDED = {
     "omegaconf": "omegaconf",
     "scikit-learn": "sklearn",
     "rich": "rich",
+    "click": "click",
 }
 # Optional distributions by extra, and what they are for.
 _OPTIONAL = {
@@ -108,7 +109,7 @@ class Diagnosis:
         self.problems.append(Problem(text, hint, stops))
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Options) -> int:
     """Look at everything, print it, and return the exit code."""
     logging.disable(logging.WARNING)  # dependencies talk when they are imported
     try:

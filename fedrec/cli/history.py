@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fedrec.cli.output import error_as_json, write_json
+from fedrec.cli.parser import Options
 from fedrec.exceptions import FedrecError, HistoryCorruptedError
 from fedrec.history.lmdb.damage import Damage
 
@@ -24,7 +25,7 @@ _CHILD = (
 )
 
 
-def execute(args: argparse.Namespace) -> int:
+def execute(args: Options) -> int:
     """Run a command in a process of its own, and return its exit code.
 
     LMDB trusts its pages: reading a damaged page can kill the process.
@@ -35,7 +36,7 @@ def execute(args: argparse.Namespace) -> int:
         return code
     reason = f"reading it ended in {signal.Signals(-code).name}, so that its structure is damaged"
     if args.json and args.action == "verify":
-        _write(_verified(args.target, [Damage(part="the file", reason=reason)]))
+        write_json(_verified(args.target, [Damage(part="the file", reason=reason)]))
     hint = "HINT: restore it from a copy."
     sys.stderr.write(f"Error: History `{args.target}`, the file: {reason}. {hint}\n")
     return 1
@@ -47,13 +48,13 @@ def main(arguments: str) -> int:
     Args:
         arguments: The parsed arguments of the command, as JSON.
     """
-    args = argparse.Namespace(**json.loads(arguments))
+    args = Options(**json.loads(arguments))
     try:
         _allow(args.allow)
-        with _progress(not args.no_progress) as progress:
+        with _progress(not (args.no_progress or args.quiet)) as progress:
             result, text, code = _ACTIONS[args.action](args, progress)
         if args.json:
-            _write(result)
+            write_json(result)
         else:
             sys.stdout.write(text + "\n")
     except KeyboardInterrupt:
@@ -61,6 +62,8 @@ def main(arguments: str) -> int:
     except FedrecError as error:
         if args.debug:
             raise
+        if args.json:
+            write_json(error_as_json(error))
         sys.stderr.write(f"Error: {error}\n")
         return 1 if isinstance(error, HistoryCorruptedError) else 2
     return code
@@ -72,7 +75,7 @@ Progress = Callable[[int], None]
 _Outcome = tuple[dict[str, Any], str, int]
 
 
-def _allow(modules: list[str]) -> None:
+def _allow(modules: Sequence[str]) -> None:
     """Import modules of the user's, which may register codecs."""
     if modules:
         from fedrec.recipe.classes import ClassFinder
@@ -81,7 +84,7 @@ def _allow(modules: list[str]) -> None:
         ClassFinder(modules)
 
 
-def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _info(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.retention import Retention
     from fedrec.history.tools.info import info
 
@@ -117,7 +120,7 @@ def _info(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return about.to_dict(), "\n".join(lines), 0
 
 
-def _browse(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _browse(args: Options, progress: Progress) -> _Outcome:
     from fedrec.cli.browse import browse_command
 
     return browse_command(args, _source(args), progress)
@@ -128,7 +131,7 @@ def _some(names: Sequence[str], most: int = 10) -> str:
     return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
-def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _verify(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.lmdb.history import LMDBHistory
     from fedrec.history.tools.info import history_folder
 
@@ -149,7 +152,7 @@ def _verify(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return _verified(str(history.path), damage, locked), text, int(bool(damage))
 
 
-def _repair(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _repair(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.tools.repair import repair
 
     done = repair(args.target, progress=progress, master_key=_source(args))
@@ -165,7 +168,7 @@ def _repair(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return result, "\n".join(lines), 0
 
 
-def _compact(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _compact(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.tools.repair import compact
 
     done = compact(args.target, progress=progress, master_key=_source(args))
@@ -173,7 +176,7 @@ def _compact(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return dataclasses.asdict(done), text, 0
 
 
-def _forget(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _forget(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.tools.forget import forget
 
     done = forget(args.target, args.client, progress=progress, master_key=_source(args))
@@ -188,7 +191,7 @@ def _forget(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return result, "\n".join(lines), 0
 
 
-def _new_key(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _new_key(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.lmdb.encryption import new_key
 
     new_key(args.target)
@@ -196,12 +199,12 @@ def _new_key(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return {"path": args.target}, text, 0
 
 
-def _source(args: argparse.Namespace) -> str | None:
+def _source(args: Options) -> str | None:
     """Return the source of the master key, as `master_key=` of a history takes it."""
     return None if args.key_file is None else f"file:{args.key_file}"
 
 
-def _export(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _export(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.tools.export import export_history
 
     done = export_history(args.target, args.folder, progress=progress, master_key=_source(args))
@@ -209,7 +212,7 @@ def _export(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return dataclasses.asdict(done), text, 0
 
 
-def _import(args: argparse.Namespace, progress: Progress) -> _Outcome:
+def _import(args: Options, progress: Progress) -> _Outcome:
     from fedrec.history.tools.importing import import_history
 
     done = import_history(
@@ -223,7 +226,7 @@ def _import(args: argparse.Namespace, progress: Progress) -> _Outcome:
     return dataclasses.asdict(done), text, 0
 
 
-_ACTIONS: dict[str, Callable[[argparse.Namespace, Progress], _Outcome]] = {
+_ACTIONS: dict[str, Callable[[Options, Progress], _Outcome]] = {
     "info": _info,
     "browse": _browse,
     "verify": _verify,
@@ -247,10 +250,6 @@ def _verified(path: str, damage: list[Damage], locked: bool = False) -> dict[str
 
 def _as_dicts(damage: list[Damage]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(part) for part in damage]
-
-
-def _write(result: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(result, indent=2) + "\n")
 
 
 @contextmanager

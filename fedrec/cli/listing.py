@@ -2,74 +2,61 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import json
 import re
-import sys
+import shutil
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import click
 
+from fedrec.cli.families import FAMILIES
+from fedrec.cli.output import definitions, wrapped, write_json
+from fedrec.cli.parser import Options
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.classes import ClassFinder
 
-__all__ = ["FAMILIES", "describe", "find", "ls", "sections", "show"]
-
-#: By family of components: its base class, and the section of a recipe that names a component.
-FAMILIES = {
-    "attacks": ("fedrec.attacks.Attack", "attack"),
-    "aggregators": ("fedrec.aggregators.Aggregator", "aggregator"),
-    "detectors": ("fedrec.detectors.Detector", "detector"),
-    "recoverers": ("fedrec.recoverers.Recoverer", "recoverers.0"),
-    "estimators": ("fedrec.recoverers.Estimator", "recoverers.0.init_args.estimator"),
-    "filters": ("fedrec.recoverers.UpdateFilter", "recoverers.0.init_args.update_filter"),
-    "data": ("fedrec.data.FederatedDataModule", "data"),
-    "partitioners": ("fedrec.data.Partitioner", "data.init_args.partitioner"),
-    "models": ("pytorch_lightning.LightningModule", "model"),
-    "samplers": ("fedrec.federation.ClientSampler", "record.sampler"),
-    "histories": ("fedrec.history.HistoryStore", "history"),
-    "metrics": ("torchmetrics.Metric", "metrics.0"),
-}
+__all__ = ["argument_texts", "describe", "find", "ls", "sections", "show"]
 
 _HEADING = re.compile(r"^(Args|Attributes|Shape|Raises|Returns|References|Examples):$")
 
 
-def ls(args: argparse.Namespace) -> None:
+def ls(args: Options) -> None:
     """List the components of a family, or of all families."""
     families = find(args.allow)
     if args.target is not None:
         if args.target not in FAMILIES:
             raise ConfigurationError(
-                expected("FAMILY", "a family of components", args.target, known=FAMILIES)
+                expected(
+                    "FAMILY",
+                    "a family of components, or `recipes`",
+                    args.target,
+                    known=[*FAMILIES, "recipes"],
+                )
             )
         families = {args.target: families[args.target]}
     described = [describe(cls, family) for family, group in families.items() for cls in group]
     if args.json:
         keys = ("name", "family", "class_path", "summary", "references")
-        _write_json([{key: entry[key] for key in keys} for entry in described])
+        write_json([{key: entry[key] for key in keys} for entry in described])
         return
-    console = Console()
     for family in families:
-        table = Table(title=family, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("Name", no_wrap=True)
-        table.add_column("What it does")
-        table.add_column("Paper")
+        click.echo(f"{family}\n")
+        listed = {}
         for entry in described:
             if entry["family"] == family:
-                papers = [short_reference(text) for text in entry["references"]]
-                table.add_row(
-                    entry["name"], escape(_plain(entry["summary"])), escape("; ".join(papers))
-                )
-        console.print(table)
+                papers = "; ".join(short_reference(text) for text in entry["references"])
+                listed[entry["name"]] = _plain(entry["summary"]) + (papers and f" ({papers})")
+        click.echo(
+            textwrap.indent(definitions(listed, shutil.get_terminal_size().columns - 2), "  ")
+        )
+        click.echo()
 
 
-def show(args: argparse.Namespace) -> None:
+def show(args: Options) -> None:
     """Show the components with a name: their arguments, docstring and section of a recipe."""
     known: dict[str, list[tuple[type, str]]] = {}
     for family, group in find(args.allow).items():
@@ -82,10 +69,10 @@ def show(args: argparse.Namespace) -> None:
         )
     described = [describe(cls, family) for cls, family in known[args.target]]
     if args.json:
-        _write_json(described[0] if len(described) == 1 else described)
+        write_json(described[0] if len(described) == 1 else described)
         return
     for entry in described:
-        sys.stdout.write(_as_text(entry))
+        click.echo(_as_text(entry), nl=False)
 
 
 def find(allow: Iterable[str] = ()) -> dict[str, list[type]]:
@@ -120,7 +107,7 @@ def describe(cls: type, family: str) -> dict[str, Any]:
     """
     docstring = inspect.getdoc(cls) or ""
     parts = sections(docstring)
-    descriptions = _arguments(parts.get("Args", ""))
+    descriptions = argument_texts(docstring)
     signature = inspect.signature(cls)
     arguments = [
         {
@@ -177,9 +164,14 @@ def short_reference(reference: str) -> str:
     return ", ".join([parts[0], *(dated or parts[1:])[-1:]])
 
 
-def _arguments(text: str) -> dict[str, str]:
-    """Return the descriptions of arguments in the section `Args` of a docstring, by name."""
-    entries = re.split(r"^(\w+):", text, flags=re.MULTILINE)[1:]
+def argument_texts(docstring: str) -> dict[str, str]:
+    r"""Return what the section `Args` of a docstring says, by argument.
+
+    Examples:
+        >>> argument_texts("Does it.\n\nArgs:\n    x: A number.\n    y: Another one.")
+        {'x': 'A number.', 'y': 'Another one.'}
+    """
+    entries = re.split(r"^(\w+):", sections(docstring).get("Args", ""), flags=re.MULTILINE)[1:]
     pairs = zip(entries[::2], entries[1::2], strict=True)
     return {name: " ".join(description.split()) for name, description in pairs}
 
@@ -230,16 +222,10 @@ def _recipe(cls: type, family: str) -> str:
 
 def _as_text(entry: dict[str, Any]) -> str:
     head = f"{entry['name']} ({entry['family']}, {entry['class_path']})"
-    return "\n".join(
-        [head, "", entry["signature"], "", entry["docstring"], "", "Recipe:", ""]
-        + [f"    {line}" for line in entry["recipe"].splitlines()]
-        + ["", ""]
-    )
+    text = wrapped("\n\n".join([head, entry["signature"], entry["docstring"]]))
+    recipe = "\n".join(f"    {line}" for line in entry["recipe"].splitlines())
+    return f"{text}\n\nRecipe:\n\n{recipe}\n\n"
 
 
 def _plain(text: str) -> str:
     return text.replace("`", "").replace("$", "")
-
-
-def _write_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

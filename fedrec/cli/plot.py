@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
+from fedrec.cli.output import write_json
+from fedrec.cli.parser import Options
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recipe.folder import RunFolder
 from fedrec.recipe.grid import split_values
@@ -19,7 +21,7 @@ from fedrec.report.looks import save_figure
 __all__ = ["plot_command"]
 
 
-def plot_command(args: argparse.Namespace) -> None:
+def plot_command(args: Options) -> None:
     """Draw a picture and print its path."""
     target = Path(args.target)
     if (target / "recipe.yaml").is_file():
@@ -58,7 +60,10 @@ def plot_command(args: argparse.Namespace) -> None:
             y = y or ["ter", "asr", "acp"]
             figure = draw_values(rows, keys, x=x, y=y, by=by, names=names[by])
     path = save_figure(figure, args.output or output)
-    sys.stdout.write(f"{path}\n")
+    if args.json:
+        write_json({"file": str(path)})
+    else:
+        click.echo(path)
 
 
 def _cp(folder: Path, results: Mapping[str, Any]) -> dict[str, dict[str, float]]:

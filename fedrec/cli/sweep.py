@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from fedrec.cli.output import write_json
+from fedrec.cli.parser import Options
 from fedrec.loop.footprint import num_bytes_text
 from fedrec.recipe import Sweep, sweep
 from fedrec.recipe.grid import parse_grid, short_keys
 from fedrec.recipe.planning import plan_sweep
 from fedrec.recipe.points import Point, sweep_points
 from fedrec.recipe.tables import synthetic_text
-from fedrec.report.table import percent, print_line
+from fedrec.report.table import percent, print_line, print_table
 
 __all__ = ["sweep_command"]
 
 
-def sweep_command(args: argparse.Namespace) -> int:
+def sweep_command(args: Options) -> int:
     """Run the points of a grid, or list them; return exit code 1 if a point failed."""
     grid, overrides = parse_grid(args.overrides)
     if args.dry_run:
@@ -31,7 +29,7 @@ def sweep_command(args: argparse.Namespace) -> int:
         )
         folder = Path(args.output_dir) / points[0].sweep
         recordings = Path(args.recordings) if args.recordings else folder / "recordings"
-        _list(points, recordings, args.delete_histories)
+        _list(points, recordings, args)
         return 0
     done = sweep(
         args.target,
@@ -42,12 +40,16 @@ def sweep_command(args: argparse.Namespace) -> int:
         output_dir=args.output_dir,
         recordings=args.recordings,
         delete_histories=args.delete_histories,
-        progress=not args.no_progress,
+        progress=not (args.no_progress or args.quiet),
     )
+    files = [str(done.folder / name) for name in ("results.csv", "summary.csv")]
+    if args.json:
+        write_json({"files": files, "summary": done.summary, "failures": done.failures})
+        return 1 if done.failures else 0
     console = Console()
     _print(done, console)
-    for name in ("results.csv", "summary.csv"):
-        print_line(console, str(done.folder / name))
+    for file in files:
+        print_line(console, file)
     if done.failures:
         print_line(
             console, f"{len(done.failures)} points failed; the same command tries them again:"
@@ -57,9 +59,17 @@ def sweep_command(args: argparse.Namespace) -> int:
     return 1 if done.failures else 0
 
 
-def _list(points: Sequence[Point], recordings: Path, delete_histories: bool) -> None:
+def _list(points: Sequence[Point], recordings: Path, args: Options) -> None:
     """Print the points, how many of them are done, and the disk that the others need."""
-    console, plan = Console(), plan_sweep(points, recordings)
+    plan = plan_sweep(points, recordings)
+    if args.json:
+        listed = [
+            {"name": point.name, "recording": point.recording, "done": done}
+            for point, done in zip(points, plan.done, strict=True)
+        ]
+        write_json({"points": listed, "history_bytes": list(plan.sizes)})
+        return
+    console = Console()
     for point, done in zip(points, plan.done, strict=True):
         print_line(console, f"{point.recording}  {'done   ' if done else 'missing'}  {point.name}")
     for parts, number, there in (
@@ -71,30 +81,26 @@ def _list(points: Sequence[Point], recordings: Path, delete_histories: bool) -> 
     if plan.sizes:
         most, total = (num_bytes_text(size) for size in (max(plan.sizes), sum(plan.sizes)))
         assumed = ", if updates compress as expected" if plan.assumed else ""
-        kept = f"{most} at a time" if delete_histories else f"{total} in all, if they are kept"
+        kept = f"{most} at a time" if args.delete_histories else f"{total} in all, if they are kept"
         print_line(console, f"Disk: up to {most} for a history, {kept}{assumed}.")
 
 
 def _print(done: Sweep, console: Console) -> None:
     """Print the summary of a sweep: means, and deviations if there are repeats."""
     name, synthetic = done.folder.name, synthetic_text(done.summary)
-    title = escape(f"{name} ({synthetic})" if synthetic else name)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     short = short_keys(done.keys)
-    for key in done.keys:
-        table.add_column(escape(short[key]), overflow="fold")
-    table.add_column("Model", overflow="fold")
-    for heading in ("TER %", "ASR %", "ACP %"):
-        table.add_column(heading, justify="right")
+    headings = [*(short[key] for key in done.keys), "Model", "TER %", "ASR %", "ACP %"]
+    rows = []
     for row in done.summary:
         cells = [
             _cell(row[f"{figure}_mean"], row[f"{figure}_std"]) for figure in ("ter", "asr", "acp")
         ]
-        labels = [escape(str(row[key])) for key in (*done.keys, "method")]
+        labels = [str(row[key]) for key in (*done.keys, "method")]
         if row["failures"]:
             labels[-1] += f" ({row['failures']} failed)"
-        table.add_row(*labels, *cells)
-    console.print(table)
+        rows.append([*labels, *cells])
+    title = f"{name} ({synthetic})" if synthetic else name
+    print_table(console, headings, rows, title=title, labels=len(done.keys) + 1)
 
 
 def _cell(mean: float | None, std: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,19 @@ from fedrec.recipe.parts import Parts
 from fedrec.recipe.shipped import find_recipe
 from fedrec.recoverers.base import Recoverer
 
-__all__ = ["Recipe", "build_parts", "folder_name", "label_of", "load_recipe"]
+__all__ = [
+    "ARGUMENTS",
+    "LOGGER",
+    "SECTIONS",
+    "Recipe",
+    "build_parts",
+    "folder_name",
+    "label_of",
+    "load_recipe",
+]
 
-_SECTIONS = (
+#: The keys of a recipe.
+SECTIONS = (
     "name",
     "seed",
     "extends",
@@ -143,8 +153,8 @@ def label_of(node: Any) -> Any:
 def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) -> Parts | None:
     make = Instantiator(finder)
     make.errors = errors
-    for key in sorted(config.keys() - set(_SECTIONS)):
-        make.mistake(key, expected("key", "a section of a recipe", key, known=_SECTIONS))
+    for key in sorted(config.keys() - set(SECTIONS)):
+        make.mistake(key, expected("key", "a section of a recipe", key, known=SECTIONS))
     for key in ("data", "model", "aggregator", "record"):
         if config.get(key) is None:
             make.mistake(key, f"Expected a section `{key}`, but there is none.")
@@ -163,10 +173,9 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
             return None
         return make.component(config[key], key, [base], defaults=defaults)
 
-    def arguments(
-        key: str, function: Any, given: Mapping[str, str], check: Any, **types: Any
-    ) -> Any:
+    def arguments(key: str, check: Any, **types: Any) -> Any:
         section = {} if config.get(key) is None else config[key]
+        function, given = ARGUMENTS[key]
         checked = make.arguments(section, key, function, given=given, types=types, check=check)
         if checked is not UNUSABLE:
             make.construct(check, checked, key)
@@ -178,7 +187,7 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         torch.manual_seed(random_key(seed, "model") % 2**63)
         model = component("model", pl.LightningModule)
     check = partial(_check_federation, model)
-    federation = arguments("federation", Federation.from_data, _FEDERATION, check)
+    federation = arguments("federation", check)
     aggregator = component("aggregator", Aggregator)
     attack = component("attack", Attack)
     detector = component("detector", Detector)
@@ -193,9 +202,9 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
         cls, init = store
         path = {"path": "."} if "path" in inspect.signature(cls).parameters else {}
         make.construct(cls, {**init, **path}, "history.init_args")
-    loop = arguments("loop", FederatedLoop, _LOOP, FederatedLoop, logger=_LOGGER)
+    loop = arguments("loop", FederatedLoop, logger=LOGGER)
     required = partial(check_recording, max_rounds=1, server_lr=1.0, detector=detector)
-    record = arguments("record", FederatedLoop.record, _RECORD, required)
+    record = arguments("record", required)
     recover, exclude = _recover(config, make)
     parts = Parts(
         data=data,
@@ -216,7 +225,8 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
     return None if errors else replace(parts, remarks=remarks)
 
 
-_LOGGER = bool | Logger | list[Logger]
+#: What the argument `logger` of a loop may be in a recipe.
+LOGGER = bool | Logger | list[Logger]
 _LOOP = {
     "default_root_dir": _FOLDER,
     "metrics": "the section `metrics` of a recipe measures every model.",
@@ -244,6 +254,15 @@ _RECOVER = {
     "attack": _SECTION,
     "name": "`recoverers` give themselves a `label`.",
     "resume": "a run that was interrupted always goes on.",
+}
+
+
+#: The sections that give arguments to a function: the function, and those a recipe must not have.
+ARGUMENTS: dict[str, tuple[Callable[..., Any], Mapping[str, str]]] = {
+    "federation": (Federation.from_data, _FEDERATION),
+    "loop": (FederatedLoop, _LOOP),
+    "record": (FederatedLoop.record, _RECORD),
+    "recover": (FederatedLoop.recover, _RECOVER),
 }
 
 
@@ -296,9 +315,8 @@ def _recover(config: Mapping[str, Any], make: Instantiator) -> tuple[Any, Any]:
             'Expected a `detector` for exclude="detected", but there is none. HINT: add one, or '
             "list the clients to exclude.",
         )
-    arguments = make.arguments(
-        section, "recover", FederatedLoop.recover, given=_RECOVER, check=check_recovery
-    )
+    function, given = ARGUMENTS["recover"]
+    arguments = make.arguments(section, "recover", function, given=given, check=check_recovery)
     if arguments is not UNUSABLE:
         make.construct(check_recovery, arguments, "recover")
     return arguments, exclude

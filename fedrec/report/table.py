@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedrec.recipe.tables import name_of_recorded
 
-__all__ = ["detection_text", "exact_rounds", "fraction", "percent", "print_line", "print_results"]
-
-# Width in letters of all columns of figures, which are as long as 12.3, 0.123, 100.0-100.0 and
-# 12345.6, with the space between them.
-_FIGURES = 53
+__all__ = [
+    "detection_text",
+    "exact_rounds",
+    "fraction",
+    "percent",
+    "print_line",
+    "print_results",
+    "print_table",
+]
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:
@@ -27,18 +33,12 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
         console: The console to print to.
     """
     name = str(results["recipe"]["name"])
-    title = escape(f"{name} (synthetic data)" if results.get("synthetic_data") else name)
+    title = f"{name} (synthetic data)" if results.get("synthetic_data") else name
     models = [{"name": name_of_recorded(results), **results["poisoned"]}, *results["methods"]]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    # Names are not broken, unless the figures would not fit.
-    room = max(console.width - _FIGURES, 20)
-    longest = max(len(model["name"]) for model in models)
-    table.add_column("Model", overflow="fold", min_width=min(longest, room))
     targeted = any(model["asr"] is not None for model in models)
     rates = ("TER %", "ASR %") if targeted else ("TER %",)
     heads = (*rates, "Dis-\ntance", "ACP %", "CP %\nmin-max", "Exact\nrounds", "Seconds")
-    for heading in heads:
-        table.add_column(heading, justify="right")
+    rows = []
     for model in models:
         cells = [percent(model["ter"]), *([percent(model["asr"])] if targeted else [])]
         cells.append(fraction(model.get("relative_distance")))
@@ -49,25 +49,75 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
                 f"{exact_rounds(model):.1f}",
                 f"{model['seconds']:.1f}",
             ]
-        table.add_row(escape(model["name"]), *cells)
-    console.print(table)
-    _print_metrics(models, console)
+        rows.append([model["name"], *cells])
+    print_table(console, ["Model", *heads], rows, title=title)
+    labels = list(dict.fromkeys(label for model in models for label in model.get("metrics", {})))
+    if labels:  # metrics of the recipe's own
+        measured = [
+            [model["name"], *(fraction(model.get("metrics", {}).get(label)) for label in labels)]
+            for model in models
+        ]
+        print_table(console, ["Model", *labels], measured)
     console.print(detection_text(results["detection"]), markup=False, highlight=False)
 
 
-def _print_metrics(models: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print a table of the recipe's own metrics, if there are any."""
-    labels = list(dict.fromkeys(label for model in models for label in model.get("metrics", {})))
-    if not labels:
+def print_table(
+    console: Console,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    labels: int = 1,
+) -> None:
+    """Print a table; where it is wider than the console even with its labels wrapped, as lists.
+
+    Args:
+        console: The console to print to.
+        headings: What the columns are; one of two lines has a line break in it.
+        rows: The cells, as text; those at the end of a row may be missing.
+        title: Printed above.
+        labels: So many columns come first that say what a row is; the others are figures.
+
+    Examples:
+        >>> from rich.console import Console
+        >>> print_table(Console(width=20), ["Model", "TER %"], [["FedRecover", "8.7"]])
+        <BLANKLINE>
+         Model      TER %
+         ────────────────
+         FedRecover   8.7
+        <BLANKLINE>
+        >>> print_table(Console(width=12), ["Model", "TER %"], [["FedRecover", "8.7"]])
+        <BLANKLINE>
+        FedRecover
+          TER % 8.7
+        <BLANKLINE>
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    for i, heading in enumerate(headings):
+        lines = [*heading.split("\n"), *(row[i] for row in rows if i < len(row))]
+        # Labels are wrapped, between words; figures are not.
+        words = lines if i >= labels else [word for line in lines for word in line.split()]
+        width = max(map(len, words))
+        table.add_column(
+            escape(heading), min_width=width, justify="right" if i >= labels else "left"
+        )
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    if title:
+        print_line(console, title)
+    unlimited = console.options.update(max_width=10_000)
+    if Measurement.get(console, unlimited, table).minimum <= console.width:
+        console.print(table)
         return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("Model", overflow="fold", min_width=26)
-    for label in labels:
-        table.add_column(escape(label), justify="right", overflow="fold")
-    for model in models:
-        values = [fraction(model.get("metrics", {}).get(label)) for label in labels]
-        table.add_row(escape(model["name"]), *values)
-    console.print(table)
+    print_line(console, "")
+    names = [heading.replace("-\n", "").replace("\n", " ") for heading in headings]
+    for row in rows:
+        print_line(console, ", ".join(row[:labels]))
+        figures = zip(names[labels:], row[labels:], strict=False)
+        text = ", ".join(f"{name} {value}" for name, value in figures)
+        for line in textwrap.wrap(text, console.width - 2):
+            print_line(console, f"  {line}")
+    print_line(console, "")
 
 
 def print_line(console: Console, text: str) -> None:

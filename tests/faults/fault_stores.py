@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.cli import history as commands
-from fedrec.cli.main import _parser
+from fedrec.cli.parser import Options, command_line
 from fedrec.history import LMDBHistory
 from fedrec.history.codecs import CODECS
 from fedrec.history.manifest import Manifest
@@ -121,14 +121,20 @@ def require_whole(path: Path, codec: str = "float32", *, command: bool = False) 
     return len(rounds)
 
 
+def _here(options: Options) -> int:
+    """Run a command of `fedrec history` in this process."""
+    return commands.main(json.dumps(vars(options)))
+
+
 def verify_command(path: Path, *, new_process: bool = False) -> int:
     """Return the exit code of `fedrec history verify`."""
     if new_process:
         words = [sys.executable, "-m", "fedrec", "history", "verify", str(path), "--json"]
         return subprocess.run(words, capture_output=True, check=False).returncode
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        args = _parser().parse_args(["history", "verify", str(path), "--json"])
-        return commands.main(json.dumps(vars(args)))
+        return command_line(_here).main(
+            ["history", "verify", str(path), "--json"], standalone_mode=False
+        )
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from fedrec.cli.browse import look_text
 from fedrec.cli.history import main as history_main
-from fedrec.cli.main import _parser
+from fedrec.cli.parser import Options, command_line
 from fedrec.exceptions import ConfigurationError
 from fedrec.history import LMDBHistory, Manifest, RoundArrays
 from fedrec.history.tools.browse import browse, select
@@ -57,7 +57,11 @@ def run(tmp_path: Path) -> Path:
 
 def command(*words: str) -> int:
     """Run the command in this process."""
-    return history_main(json.dumps(vars(_parser().parse_args(["history", "browse", *words]))))
+
+    def here(options: Options) -> int:
+        return history_main(json.dumps(vars(options)))
+
+    return int(command_line(here).main(["history", "browse", *words], standalone_mode=False))
 
 
 def test_norms_in_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

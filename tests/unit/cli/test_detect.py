@@ -99,7 +99,6 @@ def test_shows_a_table(
             "Did you mean `window`?",
         ),
         (["--detector", "{class_path: ["], "is not YAML"),
-        (["--json"], "Expected `--detector` beside `--json`"),
     ],
 )
 def test_mistakes_are_answered(
