@@ -181,7 +181,7 @@ document.body.append(frame);
 
 
 @pytest.mark.slow  # builds the site, and opens most of it
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_pages_fit_a_phone_and_ask_nobody(tmp_path: Path) -> None:
     site = tmp_path / "site"
