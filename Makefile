@@ -13,10 +13,11 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c const
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint types tests docs docs-test slow optional clean
+.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow optional clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
+	@echo "make flower-demo record and recover with Flower: six processes over TLS on this machine"
 	@echo "make test        lint, types, tests, doctests, docs"
 	@echo "make lint | types | tests | docs   one of them"
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
@@ -26,6 +27,9 @@ help:
 
 quickstart: $(INSTALLED)
 	@$(BIN)/fedrec run recipes/quickstart.yaml
+
+flower-demo: $(INSTALLED)
+	@$(BIN)/python fedrec/cli/templates/flower/start.py --folder runs/flower-demo
 
 # One after the other, cheapest first, also under `make -j`.
 test: $(INSTALLED)

@@ -74,7 +74,9 @@ def checks(accelerator: str, device: torch.device, clients: int) -> list[list[ob
         )
         first.append(history.read_round(0).updates.to(CPU))
         last.append(run.global_weights)
-        settings = FedRecover(warmup_rounds=5, correction_period=5, final_rounds=2)
+        settings = FedRecover(
+            warmup_rounds=5, correction_period=5, final_rounds=2, estimator="paired"
+        )
         again = loop.recover(federation, history, settings, federation.malicious)
         recovered.append(again.global_weights)
     worst = max(difference(b, a) for a, b in zip(*first, strict=True))
@@ -137,7 +139,9 @@ def runs(accelerator: str, clients: int, rounds: int) -> list[list[object]]:
         "train from scratch": lambda: loop.recover(
             federation, history, TrainFromScratch(), federation.malicious
         ),
-        "FedRecover": lambda: loop.recover(federation, history, FedRecover(), federation.malicious),
+        "FedRecover": lambda: loop.recover(
+            federation, history, FedRecover(estimator="paired"), federation.malicious
+        ),
     }.items():
         row, _ = measure(name, run)
         rows.append([f"{name}, {rounds} rounds", row[2], "", "", ""])

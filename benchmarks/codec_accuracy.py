@@ -69,7 +69,7 @@ def rows_of(seed: int, codecs: list[str], arguments: argparse.Namespace) -> list
             history.begin(recording.manifest)
             for t in recording.rounds():
                 history.write_round(recording.read_round(t))
-            result = loop.recover(federation, history, FedRecover(), exclude)
+            result = loop.recover(federation, history, FedRecover(estimator="paired"), exclude)
             stored = history.read_round(arguments.rounds // 2).updates
             size = sum(len(CODECS[codec].encode(u.numpy()).payload) for u in middle)
         assert result.ledger is not None

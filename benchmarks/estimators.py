@@ -13,7 +13,7 @@ clients are excluded. TER, ASR and ACP are fractions. `ter_late` is the mean of 
 evaluations, a twentieth of the rounds apart and on 2,000 test images: where the learning rate is at
 the edge, the TER of one round is luck. `distance` is that to the weights of training from scratch,
 divided by their norm; `fixes` the updates that a client was asked for because its estimate was
-abnormal or could not be made; gain and weights are those of the last round. A setting takes
+abnormal or could not be made; weights are those of the last round. A setting takes
 1 to 30 minutes on one core, and up to 3 GB of disk, which its recording gives back unless `--keep`.
 """
 
@@ -80,12 +80,11 @@ def anchored(**arguments: Any) -> FedRecover:
 
 RULES: dict[str, Recoverer] = {
     "scratch": TrainFromScratch(),
-    "paired": FedRecover(),
+    "paired": FedRecover(estimator="paired"),
     "anchored": anchored(),
     "K=0.5": anchored(gain=0.5),
     "K=0.3": anchored(gain=0.3),
     "K=1": anchored(gain=1.0),
-    "beta per client": anchored(history_weight="client"),
     "beta=0": anchored(history_weight=0.0),
     "beta=1": anchored(history_weight=1.0),
     "gamma=0": anchored(curvature_weight=0.0),
@@ -93,7 +92,7 @@ RULES: dict[str, Recoverer] = {
     "gamma=0, K=0.3": anchored(curvature_weight=0.0, gain=0.3),
     "gamma=0, K=0.5": anchored(curvature_weight=0.0, gain=0.5),
 }
-WEIGHTS = ("gain", "history_weight", "curvature_weight")
+WEIGHTS = ("history_weight", "curvature_weight")
 COLUMNS = (
     *("setting", "seed", "rule", "ter", "ter_late", "distance", "asr", "acp", "fixes"),
     *(*WEIGHTS, "seconds", "commit"),

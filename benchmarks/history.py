@@ -238,7 +238,7 @@ def recover(arguments: argparse.Namespace, folder: Path) -> list[list[object]]:
     total: dict[str, list[float]] = {name: [] for name in stores}
     for _ in range(arguments.repeats):
         for name, history in stores.items():
-            recoverer = FedRecover(warmup_rounds=10, final_rounds=1)
+            recoverer = FedRecover(warmup_rounds=10, final_rounds=1, estimator="paired")
             loop = make_loop(arguments, watch[name])
             result = loop.recover(federation, history, recoverer, federation.malicious)
             total[name].append(result.seconds)

@@ -49,8 +49,8 @@ def fed_recover(label: str, **arguments: Any) -> dict[str, Any]:
 
 # The cheap ones first: training from scratch takes as long as all others together.
 METHODS: tuple[dict[str, Any], ...] = (
-    fed_recover("paired", estimator="paired"),
     fed_recover("anchored", estimator="anchored"),
+    fed_recover("paired", estimator="paired"),
     {"class_path": "TrainFromScratch", "label": "scratch"},
     {"class_path": "HistoricalOnly", "label": "history only"},
     fed_recover("without estimates", estimator="none"),
@@ -62,7 +62,7 @@ WITHOUT = {
 }
 STRATEGIES = tuple(
     fed_recover(f"{estimator} w/o {strategy}", estimator=estimator, **arguments)
-    for estimator in ("paired", "anchored")
+    for estimator in ("anchored", "paired")
     for strategy, arguments in WITHOUT.items()
 )
 

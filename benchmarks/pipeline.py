@@ -158,7 +158,8 @@ def compare(
             "scratch", lambda: loop.recover(federation, history, TrainFromScratch(), exclude)
         )
         recovery = measure(
-            "FedRecover", lambda: loop.recover(federation, history, FedRecover(), exclude)
+            "FedRecover",
+            lambda: loop.recover(federation, history, FedRecover(estimator="paired"), exclude),
         )
         pairs.append((scratch, recovery))
     ratio = statistics.median(s[1].seconds / r[1].seconds for s, r in pairs)

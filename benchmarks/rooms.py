@@ -125,7 +125,12 @@ def passed() -> dict[str, set[tuple[str, str]]]:
                     attack=attack,
                 )
             else:
-                loop.recover(federation, history, FedRecover(), exclude=federation.malicious)
+                loop.recover(
+                    federation,
+                    history,
+                    FedRecover(estimator="paired"),
+                    exclude=federation.malicious,
+                )
             sys.setprofile(None)
             threading.setprofile(None)
     return {verb: note.functions for verb, note in notes.items()}

@@ -128,7 +128,7 @@ def measure(softmax: bool, rounds: int, decay: float) -> list[tuple[object, ...]
     Measured.clients = {c.client_id: c for c in clients}
     common = {"tolerance_rate": None, "final_rounds": 0}
     methods = [
-        ("L-BFGS", 2, Measured(**common)),
+        ("L-BFGS", 2, Measured(estimator="paired", **common)),
         ("L-BFGS", 8, Measured(estimator=PairedLBFGS(buffer_size=8), **common)),
         ("anchored", 2, Measured(estimator="anchored", **common)),
         ("history", 0, Measured(estimator="history", **common)),

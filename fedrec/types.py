@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedrec.metrics.estimate_errors import EstimateError
 
 __all__ = [
+    "ClientCost",
     "ClientUpdate",
     "CohortUpdates",
     "Detection",
@@ -137,6 +138,18 @@ class ClientUpdate:
     buffers: Tensor | None = None
 
 
+class ClientCost(NamedTuple):
+    """What asking a client for an update has cost, as it was measured.
+
+    Attributes:
+        num_bytes: Bytes sent to and received from the client.
+        seconds: Seconds that the client spent, as it says.
+    """
+
+    num_bytes: int
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CohortUpdates:
     """What the clients of a round sent.
@@ -148,6 +161,7 @@ class CohortUpdates:
         metrics: Mean over the clients of what their modules logged, by name.
         refused: Clients whose update was refused, with the reason.
         buffers: Shape $(m, b)$, or `None` where the model has none.
+        costs: What each client has cost, refused ones included; empty where nothing was measured.
     """
 
     client_ids: tuple[str, ...]
@@ -156,6 +170,7 @@ class CohortUpdates:
     metrics: Mapping[str, float] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     buffers: Tensor | None = None
+    costs: Mapping[str, ClientCost] = field(default_factory=dict)
 
     def select(self, client_ids: Sequence[str]) -> CohortUpdates:
         """Return the updates of some clients, in the given order, with all refusals.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedrec.loop.server import server_client, server_loss, trained
 from fedrec.metrics import CostLedger
 from fedrec.metrics.estimate_errors import EstimateErrors
 from fedrec.recoverers.context import RecoveryContext
-from fedrec.types import CohortUpdates, RoundContext, RoundRecord
+from fedrec.types import ClientCost, CohortUpdates, RoundContext, RoundRecord
 
 __all__ = ["Meter", "MeteredContext"]
 
@@ -56,7 +56,12 @@ class Meter:
         self.asked, self.fixed, self.comparing, self.stepped = 0, 0, 0.0, None
 
     def add(
-        self, ctx: RoundContext, engine: Engine, client_ids: Sequence[str], reason: str
+        self,
+        ctx: RoundContext,
+        engine: Engine,
+        client_ids: Sequence[str],
+        reason: str,
+        costs: Mapping[str, ClientCost],
     ) -> None:
         """Note that clients were asked.
 
@@ -65,17 +70,21 @@ class Meter:
             engine: The engine, which has the clients.
             client_ids: The clients that were asked.
             reason: Why they were asked.
+            costs: What they have cost, where that was measured.
         """
+        computed = ClientCost(2 * FLOAT_BYTES * ctx.global_weights.numel(), 0.0)
         self.asked += len(client_ids)
         self.fixed += len(client_ids) if reason == "abnormality" else 0
         # Excluded clients are noted, too; ACP is the mean over the remaining clients only.
         for client_id in client_ids:
+            cost = costs.get(client_id, computed)
             self.ledger.add(
                 client_id,
                 ctx.round,
                 reason,
                 local_steps=engine.clients[client_id].num_local_steps(ctx),
-                num_bytes=2 * FLOAT_BYTES * ctx.global_weights.numel(),
+                num_bytes=cost.num_bytes,
+                seconds=cost.seconds,
             )
 
 
@@ -124,7 +133,7 @@ class MeteredContext(RecoveryContext):
         seconds = self.meter.client_seconds
         seconds[reason] = seconds.get(reason, 0.0) + spent
         worked = self.asking if work is None else dataclasses.replace(self.asking, work=work)
-        self.meter.add(worked, self.engine, client_ids, reason)
+        self.meter.add(worked, self.engine, client_ids, reason, sent.costs)
         self.on_updates(self.asking, sent)
         return sent
 

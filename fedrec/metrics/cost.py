@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedrec._checks import check_int
+from fedrec._checks import check_float, check_int
 from fedrec._files import csv_text, write_atomically
 from fedrec._frames import categories, data_frame
 from fedrec.exceptions import ConfigurationError, expected
@@ -36,6 +36,7 @@ class CostEntry(NamedTuple):
         reason: Why it was asked, one of `REASONS`.
         local_steps: Mini-batch steps the client took.
         num_bytes: Bytes sent to and received from the client.
+        seconds: Seconds the client spent, to a microsecond; 0 where that was not measured.
     """
 
     client_id: str
@@ -43,6 +44,7 @@ class CostEntry(NamedTuple):
     reason: str
     local_steps: int
     num_bytes: int
+    seconds: float
 
 
 class CostLedger:
@@ -89,12 +91,18 @@ class CostLedger:
         }
         self._client_index = {client_id: i for i, client_id in enumerate(self.num_rounds)}
         self._reason_index = {reason: i for i, reason in enumerate(REASONS)}
-        # One flat array, five numbers an entry: a long recovery has hundreds of thousands of
+        # One flat array, six numbers an entry: a long recovery has hundreds of thousands of
         # entries.
         self._rows = array("q")
 
     def add(
-        self, client_id: str, round: int, reason: str, local_steps: int = 1, num_bytes: int = 0
+        self,
+        client_id: str,
+        round: int,
+        reason: str,
+        local_steps: int = 1,
+        num_bytes: int = 0,
+        seconds: float = 0.0,
     ) -> None:
         """Note that a client was asked for an exact update.
 
@@ -104,6 +112,7 @@ class CostLedger:
             reason: One of `REASONS`.
             local_steps: Mini-batch steps the client took.
             num_bytes: Bytes sent to and received from the client.
+            seconds: Seconds the client spent.
 
         Raises:
             ConfigurationError: If the client or the reason is unknown, or a number is negative.
@@ -119,7 +128,8 @@ class CostLedger:
         t = check_int("round", round, minimum=0)
         local_steps = check_int("local_steps", local_steps, minimum=0)
         num_bytes = check_int("num_bytes", num_bytes, minimum=0)
-        self._rows.extend((client, t, index, local_steps, num_bytes))
+        seconds = check_float("seconds", seconds, minimum=0)
+        self._rows.extend((client, t, index, local_steps, num_bytes, int(seconds * 1e6 + 0.5)))
 
     @property
     def entries(self) -> tuple[CostEntry, ...]:
@@ -127,12 +137,12 @@ class CostLedger:
         client_ids = tuple(self.num_rounds)
         numbers = iter(self._rows)
         return tuple(
-            CostEntry(client_ids[client], t, REASONS[reason], steps, size)
-            for client, t, reason, steps, size in zip(*[numbers] * 5, strict=True)
+            CostEntry(client_ids[client], t, REASONS[reason], steps, size, micros / 1e6)
+            for client, t, reason, steps, size, micros in zip(*[numbers] * 6, strict=True)
         )
 
     def _table(self) -> NDArray[np.int64]:
-        return np.array(self._rows, dtype=np.int64).reshape(len(self), 5)
+        return np.array(self._rows, dtype=np.int64).reshape(len(self), 6)
 
     def _first_requests(self) -> NDArray[np.int64]:
         """Return, for each client and round, the row of the first request to the client."""
@@ -193,7 +203,23 @@ class CostLedger:
 
     def total_bytes(self) -> int:
         """Return the bytes sent to and received from all clients."""
-        return sum(self._rows[4::5])
+        return sum(self._rows[4::6])
+
+    def total_seconds(self) -> float:
+        """Return the seconds that all clients spent."""
+        return sum(self._rows[5::6]) / 1e6
+
+    def by_client(self) -> dict[str, tuple[int, int, float]]:
+        """Return, for each client, the number of requests, the bytes and the seconds."""
+        rows, size = self._table(), len(self.num_rounds)
+        sums = [np.bincount(rows[:, 0], rows[:, k], size).tolist() for k in (4, 5)]
+        counts = np.bincount(rows[:, 0], minlength=size).tolist()
+        return {
+            client_id: (count, int(num_bytes), micros / 1e6)
+            for client_id, count, num_bytes, micros in zip(
+                self.num_rounds, counts, *sums, strict=True
+            )
+        }
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a `DataFrame` with one row per entry, in the order they were added.
@@ -240,8 +266,8 @@ class CostLedger:
                 )
             for line in lines:
                 try:
-                    client_id, t, reason, steps, size = line
-                    ledger.add(client_id, int(t), reason, int(steps), int(size))
+                    client_id, t, reason, steps, size, seconds = line
+                    ledger.add(client_id, int(t), reason, int(steps), int(size), float(seconds))
                 except ValueError as error:
                     raise ConfigurationError(f"{path}, line {lines.line_num}: {error}") from error
         return ledger
@@ -272,7 +298,7 @@ class CostLedger:
         self._rows = array("q", rows.flatten().tolist())
 
     def __len__(self) -> int:
-        return len(self._rows) // 5
+        return len(self._rows) // 6
 
     def __repr__(self) -> str:
         return f"CostLedger({len(self.num_rounds)} clients, {len(self)} entries)"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_float, check_int, is_integer, of_class
+from fedrec._checks import check_choice, check_float, check_int, is_integer, of_class
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import torch_generator
 from fedrec.recoverers.base import ReplayRecoverer
@@ -35,21 +35,26 @@ __all__ = ["FedRecover"]
 _log = logging.getLogger(__name__)
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
+    "anchored": AnchoredLBFGS,
     "paired": PairedLBFGS,
     "paper": PaperLBFGS,
-    "anchored": AnchoredLBFGS,
     "history": HistoricalUpdate,
 }
+
+
+_STAND_INS = ("drop", "estimate", "historical")
 
 
 class FedRecover(ReplayRecoverer):
     r"""Estimates the clients' updates from history and asks for exact ones in a few rounds.
 
-    In most rounds, an estimator computes $\hat g_t^i$ from the history; by default
-    $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`PairedLBFGS`), where bars mark
-    what is stored, hats what is recovered, and $\tilde H_t^i$ approximates client $i$'s Hessian by
-    L-BFGS. This assumes that updates are gradients: a warning is logged if clients take several
-    local steps, or a step that is not SGD's. Clients are asked
+    In most rounds, an estimator computes $\hat g_t^i$ from the history. The paper's is
+    $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`estimator="paired"`), where
+    bars mark what is stored, hats what is recovered, and $\tilde H_t^i$ approximates client $i$'s
+    Hessian by L-BFGS. By default, an estimate starts from the exact update that the client sent
+    last (`estimator="anchored"`), so it also recovers if the recorded model is far away. Both
+    assume that updates are gradients: a warning is logged if clients take several local steps, or a
+    step that is not SGD's. Clients are asked
 
     - `warmup`: in the first $T_w$ rounds, for the estimator to learn from,
     - `correction`: in every $T_c$-th round after that, to keep it current,
@@ -70,12 +75,11 @@ class FedRecover(ReplayRecoverer):
             this fraction of the historical entries exceeds it. `None`, with no
             `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
-        estimator: An `Estimator`, or the name of one with its default arguments: `"paired"` for
-            `PairedLBFGS`, the paper's method; `"paper"` for `PaperLBFGS`, the paper's literal
-            reading; `"anchored"` for `AnchoredLBFGS`, which also recovers if the recorded model is
-            far away; `"history"` for `HistoricalUpdate`, a control. With `"none"`, stored as
-            `None`, rounds in which clients are not asked make no step (the paper's variant without
-            approximation).
+        estimator: An `Estimator`, or the name of one with its default arguments: `"anchored"` for
+            `AnchoredLBFGS`; `"paired"` for `PairedLBFGS`, the paper's method; `"paper"` for
+            `PaperLBFGS`, the paper's literal reading; `"history"` for `HistoricalUpdate`, a
+            control. With `"none"`, stored as `None`, rounds in which clients are not asked make no
+            step (the paper's variant without approximation).
         start_round: Round to start in, if it is known that the attack began no earlier. Recovery
             starts from the recorded weights of this round, and $T_w$ is counted from it. Rounds
             before it cost nothing and count in the ACP. $\tau$ is computed from the rounds from
@@ -85,6 +89,10 @@ class FedRecover(ReplayRecoverer):
             by its estimate, and the estimator does not learn from it. If there is no usable
             estimate, the historical update takes the estimate's place; if that was not kept, the
             update passes. `None` accepts all updates.
+        on_missing: What stands in for a client that is asked and does not answer, or whose answer
+            is refused, where the loop goes on without it (`on_bad_update="drop"`): nothing
+            (`"drop"`), its estimate (`"estimate"`, or its historical update where there is no
+            usable estimate), or its historical update (`"historical"`).
         diagnose: In simulation, compare the estimates that are used with the clients' exact updates
             (`RunResult.estimate_errors`, diagnostics.csv): `True` for all clients, or the number of
             clients to draw in each round. Result and costs stay the same, but computing the exact
@@ -113,9 +121,10 @@ class FedRecover(ReplayRecoverer):
         abnormality_threshold: float | None = None,
         tolerance_rate: float | None = 1e-6,
         final_rounds: int = 5,
-        estimator: str | Estimator | None = "paired",
+        estimator: str | Estimator | None = "anchored",
         start_round: int = 0,
         update_filter: UpdateFilter | None = None,
+        on_missing: str = "drop",
         diagnose: bool | int = False,
     ) -> None:
         self.warmup_rounds = check_int("warmup_rounds", warmup_rounds, minimum=1)
@@ -138,6 +147,7 @@ class FedRecover(ReplayRecoverer):
         if update_filter is not None and not isinstance(update_filter, UpdateFilter):
             raise ConfigurationError(expected("update_filter", "an UpdateFilter", update_filter))
         self.update_filter = update_filter
+        self.on_missing = check_choice("on_missing", on_missing, _STAND_INS)
         if not isinstance(diagnose, bool):
             if not is_integer(diagnose) or diagnose < 1:
                 requirement = "true, false, or an integer of at least 1"
@@ -147,6 +157,9 @@ class FedRecover(ReplayRecoverer):
         if self.estimator is None and update_filter is not None:
             hint = "without estimates there is nothing to compare with."
             raise ConfigurationError(expected("update_filter", "none", update_filter, hint=hint))
+        if self.estimator is None and self.on_missing != "drop":
+            hint = "without estimates the history is not read."
+            raise ConfigurationError(expected("on_missing", "'drop'", on_missing, hint=hint))
         if self.estimator is None and diagnose:
             hint = "without estimates there is nothing to compare."
             raise ConfigurationError(expected("diagnose", "false", diagnose, hint=hint))
@@ -249,7 +262,8 @@ class FedRecover(ReplayRecoverer):
         reason = self.exact_reason(t, ctx.max_rounds)
         if self.estimator is None:
             return None if reason is None else ctx.exact(ctx.client_ids, reason)
-        if reason == "final" and self.update_filter is None:  # the history is not needed any more
+        needed = self.update_filter is not None or self.on_missing != "drop"
+        if reason == "final" and not needed:  # the history is not needed any more
             return ctx.exact(ctx.client_ids, reason)
         record = ctx.history(t)
         if reason is not None:
@@ -274,7 +288,34 @@ class FedRecover(ReplayRecoverer):
         if ids and reason != "final":
             exact = trusted.select(ids).updates
             self.estimator.observe(record.select(ids), exact, global_weights, reason)
-        return sent
+        return self._filled(sent, client_ids, record, global_weights)
+
+    def _filled(
+        self,
+        sent: CohortUpdates,
+        client_ids: Sequence[str],
+        record: RoundRecord,
+        global_weights: Tensor,
+    ) -> CohortUpdates:
+        """Return what clients sent, with what stands in for those of which nothing can be used."""
+        known, there = set(record.client_ids), set(sent.client_ids)
+        missing = [c for c in client_ids if c in known and c not in there]
+        if self.on_missing == "drop" or not missing:
+            return sent
+        part = record.select(missing)
+        updates = part.updates
+        if self.on_missing == "estimate":
+            estimates, normal, _ = self._estimates(part, global_weights)
+            updates = torch.where(normal.to(estimates.device)[:, None], estimates, updates)
+        # Buffers are averaged over the clients that answered, as elsewhere; they are no rows here.
+        joined = replace(
+            sent,
+            client_ids=(*sent.client_ids, *missing),
+            updates=torch.cat([sent.updates, updates]),
+            num_samples=torch.cat([sent.num_samples, part.num_samples]),
+            buffers=None,
+        )
+        return joined.select([c for c in client_ids if c in known or c in there])
 
     def _filter(
         self, sent: CohortUpdates, reason: str, record: RoundRecord, global_weights: Tensor

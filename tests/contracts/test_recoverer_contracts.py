@@ -83,12 +83,18 @@ class TestWeightNegation(RecovererContract):
         return WeightNegation(num_rounds=5)
 
 
-class TestFedRecover(RecovererContract):
+class TestFedRecoverPaired(RecovererContract):
     def make(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=3, final_rounds=2, tolerance_rate=0.1)
+        return FedRecover(
+            warmup_rounds=4,
+            correction_period=3,
+            final_rounds=2,
+            tolerance_rate=0.1,
+            estimator="paired",
+        )
 
     def make_exact(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=1, final_rounds=2)
+        return FedRecover(warmup_rounds=4, correction_period=1, final_rounds=2, estimator="paired")
 
 
 class TestFedRecoverLateAndFiltered(RecovererContract):
@@ -118,9 +124,9 @@ class TestFedRecoverAnchored(RecovererContract):
         return FedRecover(warmup_rounds=4, correction_period=1, estimator="anchored")
 
 
-class TestFedRecoverAnchoredByClient(RecovererContract):
+class TestFedRecoverAnchoredByAConstantGain(RecovererContract):
     def make(self) -> Recoverer:
-        estimator = AnchoredLBFGS(gain="spacing", history_weight="client", buffer_size=1)
+        estimator = AnchoredLBFGS(gain=0.3, buffer_size=1)
         return FedRecover(
             warmup_rounds=3,
             correction_period=2,

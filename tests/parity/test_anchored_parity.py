@@ -47,7 +47,7 @@ class Client:
         self.size = client.num_samples
         self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
         self.round = None
-        self.beta = self.kept_gain = 1.0
+        self.beta = 1.0
 
     def gradient(self, w: np.ndarray) -> np.ndarray:
         return self.hessian @ (w - self.centre)
@@ -63,7 +63,7 @@ class Client:
 
 
 def by_hand(federation, history, tau, gain, history_weight, curvature_weight="pooled"):
-    """Recover; returns the weights, the calls as (client, round), and the last gain and weights."""
+    """Recover; returns the weights, the calls as (client, round), and the last weights."""
     clients = {
         c.client_id: Client(c)
         for c in federation.clients
@@ -106,23 +106,15 @@ def by_hand(federation, history, tau, gain, history_weight, curvature_weight="po
                 for c, (now, then, hx, hy) in changes.items():
                     now, then = now - gamma * hx, then - gamma * hy
                     found[c][2:] = now @ then, then @ then
-                total = {c: sum(one.get(c, np.zeros(4)) for one in products) for c in clients}
-                own, size = np.array([total[c][2:] for c in clients]).T
-                pooled = np.clip(own.sum() / size.sum(), 0, 1)
-                for c, client in clients.items():
-                    if history_weight == "pooled":
-                        client.beta = pooled
-                    elif history_weight == "client":
-                        mean = size.mean()
-                        top, bottom = total[c][2] + mean * pooled, total[c][3] + mean
-                        client.beta = np.clip(top / bottom, 0, 1)
-            anchors, gains = dict(sent), dict.fromkeys(ids, 1.0)
+                if history_weight == "pooled":
+                    own, size = sum(p[2:] for one in products for p in one.values())
+                    for client in clients.values():
+                        client.beta = np.clip(own / size, 0, 1)
+            anchors = dict(sent)
             if t >= WARMUP and gain != 1:
                 for c in known:
-                    gains[c] = 2 / (t - clients[c].round + 1) if gain == "spacing" else gain
-                    anchors[c] = sent[c] - (1 - gains[c]) * errors[c]
-            for c in ids:
-                clients[c].kept_gain = gains[c]
+                    k = 2 / (t - clients[c].round + 1) if gain == "spacing" else gain
+                    anchors[c] = sent[c] - (1 - k) * errors[c]
             for c in ids:
                 clients[c].observe(t, w, wb, gbs[c], sent[c], anchors[c])
         elif not everyone:
@@ -134,24 +126,15 @@ def by_hand(federation, history, tau, gain, history_weight, curvature_weight="po
                     asked.append((c, t))
                     sent[c] = kept.gradient(w)
                     kept.observe(t, w, wb, gbs[c], sent[c], sent[c])
-                    kept.kept_gain = 1.0
         total_size = sum(clients[c].size for c in ids)
         w = w - LR * sum(clients[c].size / total_size * sent[c] for c in ids)
-    betas, gains = zip(*((c.beta, c.kept_gain) for c in clients.values()), strict=True)
-    return (
-        w,
-        asked,
-        {
-            "gain": np.mean(gains),
-            "history_weight": np.mean(betas),
-            "curvature_weight": gamma,
-        },
-    )
+    beta = next(iter(clients.values())).beta
+    return w, asked, {"history_weight": beta, "curvature_weight": gamma}
 
 
 CASES = [
     {"gain": 0.5, "history_weight": "pooled"},
-    {"gain": 0.3, "history_weight": "client"},
+    {"gain": 0.3, "history_weight": "pooled"},
     {"gain": "spacing", "history_weight": "pooled"},
     {"gain": 0.5, "history_weight": 0.0, "curvature_weight": 0.8},
     {"gain": 1.0, "history_weight": 0.4},

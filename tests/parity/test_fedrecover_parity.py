@@ -91,6 +91,7 @@ def test_trajectory_is_algorithm_1(tau: float) -> None:
         final_rounds=3,
         abnormality_threshold=None if np.isinf(tau) else tau,
         tolerance_rate=None,
+        estimator="paired",
     )
     result = loop.recover(federation, history, recoverer, federation.malicious, attack=Reverse())
     np.testing.assert_allclose(result.global_weights.numpy(), expected, atol=2e-4)

@@ -144,7 +144,9 @@ def test_fedrecover_asks_little_and_comes_close_to_training_from_scratch(tmp_pat
     rule = CenteredClipping(tau=1.0)
     result = loop().record(federation, rule, history, max_rounds=40, server_lr=0.1)
     scratch = loop().recover(federation, history, TrainFromScratch(), federation.malicious)
-    recoverer = FedRecover(warmup_rounds=8, correction_period=10, final_rounds=4)
+    recoverer = FedRecover(
+        warmup_rounds=8, correction_period=10, final_rounds=4, estimator="paired"
+    )
     runs = [
         loop(tmp_path, callbacks=callbacks).recover for callbacks in (None, Interrupt(20), None)
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedrec._checks import check_float, check_int
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.recoverers.estimators.base import Estimates, Estimator
-from fedrec.recoverers.estimators.pairs import ClientPairs
+from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
@@ -51,7 +51,7 @@ class AnchoredLBFGS(Estimator):
             ago. An anchor is used $n$ times, and so is its noise; with this gain, the noise adds up
             to that of $n$ exact updates.
         history_weight: $\beta$ in [0, 1], how much a recorded change tells about the exact change;
-            or `"pooled"`; or `"client"` for one weight per client, shrunk halfway to `"pooled"`.
+            or `"pooled"`.
         curvature_weight: $\gamma$ in [0, 1], how much of the products with $\tilde H$ is added; or
             `"pooled"`.
         buffer_size: $s$, pairs per client, at least 1.
@@ -78,7 +78,7 @@ class AnchoredLBFGS(Estimator):
         buffer_size: int = 2,
     ) -> None:
         self.gain = _fraction("gain", gain, ("spacing",), positive=True)
-        self.history_weight = _fraction("history_weight", history_weight, ("pooled", "client"))
+        self.history_weight = _fraction("history_weight", history_weight, ("pooled",))
         self.curvature_weight = _fraction("curvature_weight", curvature_weight, ("pooled",))
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
         self._rows: dict[str, int] = {}
@@ -86,24 +86,21 @@ class AnchoredLBFGS(Estimator):
 
     def _begin(self) -> None:
         """Forget what was observed."""
-        c = len(self._rows)
-        self._gains = torch.ones(c, dtype=torch.float64)  # that the anchors were made with
-        first = 1.0 if isinstance(self.history_weight, str) else self.history_weight
-        self._history_weights = torch.full((c,), first, dtype=torch.float64)
-        pooled = isinstance(self.curvature_weight, str)
-        self._curvature_weight = 1.0 if pooled else float(self.curvature_weight)
-        # Of the last rounds, and clients: change with prediction, prediction with itself; change
-        # now with recorded change, that with itself.
-        self._products = torch.zeros(WINDOW, 4, c, dtype=torch.float64)
-        self._round = torch.full((c,), -1, dtype=torch.int64)
+        given = (self.history_weight, self.curvature_weight)
+        self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
+        # Of the last rounds: change with prediction, prediction with itself; rest of the change
+        # now with the rest of the recorded change, that with itself.
+        self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
+        self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
-        self._anchors = self._exact = self._recorded = torch.empty(0)
+        self._anchors = self._exact = self._recorded = self._estimates = torch.empty(0)
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
         """Make room on the device of the weights."""
         c, d = len(self._rows), weights.numel()
         self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
+        self._estimates = weights.new_empty(c, d)
         if self.curvature_weight != 0:
             self._pairs = ClientPairs(c, self.buffer_size, d, weights.device)
 
@@ -124,13 +121,15 @@ class AnchoredLBFGS(Estimator):
         if not len(self._anchors):
             self._allocate(global_weights)
         rows = self._rows_of(record)
-        at = rows.to(exact.device)
-        anchors = exact
+        filtered = reason == "correction" and self.gain != 1
         if reason in ("warmup", "correction"):
-            anchors = self._learn(record, exact, global_weights, rows, reason == "correction")
-        else:
-            self._gains[rows] = 1.0
-        self._anchors[at], self._exact[at], self._recorded[at] = anchors, exact, record.updates
+            self._learn(record, exact, global_weights, rows, filtered)
+        known = self._round[rows] >= 0
+        new = (~known if filtered else torch.ones_like(known)).nonzero().flatten()
+        if len(new):
+            self._anchors[_index(rows[new], exact.device)] = exact[_index(new, exact.device)]
+        at = _index(rows, exact.device)
+        self._exact[at], self._recorded[at] = exact, record.updates
         self._round[rows] = record.round
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
         self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
@@ -147,106 +146,91 @@ class AnchoredLBFGS(Estimator):
 
     def _learn(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, filtered: bool
-    ) -> Tensor:
-        """Set the weights from the changes since the last anchors, and return the new anchors."""
-        known = (self._round[rows] >= 0).nonzero().flatten()
-        if not len(known):
-            return exact
-        rows, here = rows[known], known.to(exact.device)
-        at = rows.to(exact.device)
-        now = exact[here] - self._exact[at]
-        then = record.updates[here] - self._recorded[at]
-        of_now, of_then = torch.zeros_like(now), torch.zeros_like(then)
-        if self._pairs is not None:
-            for x, y, group in self._changes(record, weights, rows):
-                places, zeros = group.to(exact.device), torch.zeros_like(now[: len(group)])
-                of_now[places] = self._pairs.estimate(zeros, x, rows[group]).updates
-                of_then[places] = self._pairs.estimate(zeros, y, rows[group]).updates
-        behind = self._exact[at] - self._anchors[at]  # what the last filter took off
-        beta, gamma = self._history_weights[rows].to(now)[:, None], self._curvature_weight
-        errors = now - gamma * of_now - beta * (then - gamma * of_then) + behind
-        self._regress(now, then, of_now, of_then, rows)
-        if not filtered or self.gain == 1:
-            self._gains[rows] = 1.0
-            return exact
-        spacing = (record.round - self._round[rows]).double()
-        gains = 2 / (spacing + 1)
-        if not isinstance(self.gain, str):
-            gains.fill_(self.gain)
-        self._gains[rows] = gains
-        anchors = exact.clone()
-        anchors[here] -= (1 - gains).to(errors)[:, None] * errors
-        return anchors
-
-    def _regress(
-        self, now: Tensor, then: Tensor, of_now: Tensor, of_then: Tensor, rows: Tensor
     ) -> None:
-        """Set the weights by the changes of these clients, and by those that H predicts."""
-        found = torch.zeros_like(self._products[0])
+        """Set the weights from the changes since the last anchors, and move these if `filtered`."""
+        found = torch.zeros(4, 4, dtype=torch.float64)
+        beta, gamma = self._beta, self._gamma
+        error = exact.new_tensor([1, -beta, -gamma, beta * gamma])
+        zeros = vectors = exact.new_empty(0)
+        for x, y, group in self._changes(record, weights, rows):
+            clients, here = rows[group], _index(group, exact.device)
+            at, k = _index(clients, exact.device), len(group)
+            if len(vectors) < k:
+                zeros, vectors = exact.new_zeros(k, len(x)), exact.new_zeros(k, 4, len(x))
+            block = vectors[:k]  # how the update changed now and then, and by how much H says so
+            torch.sub(exact[here], self._exact[at], out=block[:, 0])
+            torch.sub(record.updates[here], self._recorded[at], out=block[:, 1])
+            if self._pairs is not None:
+                block[:, 2] = self._pairs.estimate(zeros[:k], x, clients).updates
+                block[:, 3] = self._pairs.estimate(zeros[:k], y, clients).updates
+            products = torch.stack([one @ one.mT for one in block]).cpu().double()
+            # Without clients of which a product overflowed.
+            found += products[torch.isfinite(products).all(dim=2).all(dim=1)].sum(dim=0)
+            if filtered:
+                errors = error @ block
+                errors += self._exact[at]  # with what the last filter took off
+                errors -= self._anchors[at]
+                ages = (record.round - self._round[clients]).to(errors)[:, None]
+                gains = 2 / (ages + 1) if isinstance(self.gain, str) else self.gain
+                self._anchors[at] = exact[here] - errors.mul_(1 - gains)
+        self._regress(found)
+
+    def _regress(self, found: Tensor) -> None:
+        """Set the weights by products of changes now and then and of those by H, shape (4, 4)."""
+        products = torch.zeros(4, dtype=torch.float64)
         if self.curvature_weight == "pooled":
-            found[0, rows] = _dots(now, of_now) + _dots(then, of_then)
-            found[1, rows] = _dots(of_now, of_now) + _dots(of_then, of_then)
-            found = _finite(found)
-            explained, size = (self._products[1:, :2].sum(dim=0) + found[:2]).sum(dim=1).tolist()
+            products[:2] = torch.stack([found[0, 2] + found[1, 3], found[2, 2] + found[3, 3]])
+            explained, size = (self._products[1:, :2].sum(dim=0) + products[:2]).tolist()
             if size > 0:
-                self._curvature_weight = min(max(explained / size, 0.0), 1.0)
-        if isinstance(self.history_weight, str):
-            now = now - self._curvature_weight * of_now
-            then = then - self._curvature_weight * of_then
-            found[2, rows], found[3, rows] = _dots(now, then), _dots(then, then)
-        self._products = torch.cat([self._products[1:], _finite(found)[None]])
-        own, size = self._products[:, 2:].sum(dim=0)
-        if not float(size.sum()) > 0:
-            return
-        pooled = (own.sum() / size.sum()).clamp(0, 1)
+                self._gamma = min(max(explained / size, 0.0), 1.0)
         if self.history_weight == "pooled":
-            self._history_weights.fill_(float(pooled))
-        else:
-            prior = size.mean()
-            self._history_weights = ((own + prior * pooled) / (size + prior)).clamp(0, 1)
+            # Of what H leaves of the changes.
+            left = torch.tensor(
+                [[1, 0, -self._gamma, 0], [0, 1, 0, -self._gamma]], dtype=torch.float64
+            )
+            products[2:] = (left @ found @ left.mT)[:, 1]
+        self._products = torch.cat([self._products[1:], products[None]])
+        explained, size = self._products[:, 2:].sum(dim=0).tolist()
+        if size > 0:
+            self._beta = min(max(explained / size, 0.0), 1.0)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchors; a client that was never asked has no estimate."""
         rows = self._rows_of(record)
         usable = self._round[rows] >= 0
-        if not bool(usable.any()):
+        if not len(self._estimates):
             return Estimates(record.updates, largest_magnitudes(record.updates), usable)
-        at = rows.to(global_weights.device)
-        weights = self._history_weights[rows]
-        updates = record.updates - self._recorded[at]
-        updates.mul_(weights.to(updates)[:, None]).add_(self._anchors[at])
-        if self._pairs is not None:
-            for x, y, group in self._changes(record, global_weights, rows):
-                theirs = rows[group]
-                if len(group) == len(rows):
-                    updates = self._with_curvature(updates, x, y, theirs)
-                else:
-                    here = group.to(updates.device)
-                    updates[here] = self._with_curvature(updates[here], x, y, theirs)
-        return Estimates(updates, largest_magnitudes(updates), usable)
-
-    def _with_curvature(self, updates: Tensor, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-        """Add the products with the change now, less the weighted one of the recording."""
-        assert self._pairs is not None
-        weights, gamma = self._history_weights[rows], self._curvature_weight
-        if gamma == 0:
-            return updates
-        if bool((weights == weights[0]).all()):
-            return self._pairs.estimate(updates, gamma * (x - float(weights[0]) * y), rows).updates
-        recorded = self._pairs.estimate(torch.zeros_like(updates), gamma * y, rows).updates
-        updates = updates - weights.to(updates)[:, None] * recorded
-        return self._pairs.estimate(updates, gamma * x, rows).updates
+        updates = self._estimates[: len(rows)]
+        largest = torch.full((len(rows),), float("nan"))
+        beta, device = self._beta, global_weights.device
+        for x, y, group in self._changes(record, global_weights, rows):
+            clients, here = rows[group], _index(group, device)
+            at = _index(clients, device)
+            part = torch.add(self._anchors[at], record.updates[here], alpha=beta)
+            part.sub_(self._recorded[at], alpha=beta)
+            if self._pairs is not None and self._gamma > 0:
+                found = self._pairs.estimate(part, self._gamma * (x - beta * y), clients)
+                updates[here], largest[group] = found.updates, found.largest.cpu()
+            else:
+                updates[here], largest[group] = part, largest_magnitudes(part).cpu()
+        return Estimates(updates, largest, usable)
 
     def _changes(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the changes of both models since an anchor, and places in `rows` that have it."""
-        rounds = self._round[rows]
+        """Yield the changes of both models since an anchor, and places in `rows` that have it.
+
+        On a CPU there are so many places that their updates stay in the cache.
+        """
+        rounds, size = self._round[rows], len(rows)
+        if weights.device.type == "cpu":
+            size = max(BLOCK_BYTES // (weights.numel() * weights.element_size()), 1)
         for t in rounds.unique().tolist():
             if t >= 0:
                 now, then = self._models[t]
-                places = (rounds == t).nonzero().flatten()
-                yield weights - now, record.global_weights - then, places
+                x, y = weights - now, record.global_weights - then
+                for group in (rounds == t).nonzero().flatten().split(size):
+                    yield x, y, group
 
     def _rows_of(self, record: RoundRecord) -> Tensor:
         return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
@@ -260,7 +244,7 @@ class AnchoredLBFGS(Estimator):
         """Return clients, anchors, pairs and what was learnt."""
         return {
             "remaining": list(self._rows),
-            "curvature_weight": self._curvature_weight,
+            "weights": [self._beta, self._gamma],
             **{name: getattr(self, f"_{name}") for name in _TENSORS},
             "model_rounds": list(self._models),
             "models": [list(models) for models in self._models.values()],
@@ -273,7 +257,7 @@ class AnchoredLBFGS(Estimator):
         self._begin()
         if state["models"]:
             self._allocate(state["models"][0][0])
-        self._curvature_weight = state["curvature_weight"]
+        self._beta, self._gamma = state["weights"]
         for name in _TENSORS:
             setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}").device))
         models = [(now, then) for now, then in state["models"]]
@@ -282,18 +266,15 @@ class AnchoredLBFGS(Estimator):
             self._pairs.load_state_dict(state["pairs"])
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the last gain and weights, means over clients, and how many pairs were skipped."""
+        """Return the last weights, and how many pairs were skipped."""
         return {
-            "gain": float(self._gains.mean()) if len(self._gains) else 0.0,
-            "curvature_weight": self._curvature_weight,
-            "history_weight": float(self._history_weights.mean())
-            if len(self._history_weights)
-            else 0.0,
+            "history_weight": self._beta,
+            "curvature_weight": self._gamma,
             "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
         }
 
 
-_TENSORS = ("gains", "history_weights", "products", "round", "anchors", "exact", "recorded")
+_TENSORS = ("products", "round", "anchors", "exact", "recorded")
 
 
 def _fraction(
@@ -309,12 +290,8 @@ def _fraction(
     return check_float(argument, value, minimum=0, maximum=1, open_minimum=positive)
 
 
-def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of rows, shape (k,), float64 on the CPU."""
-    products: Tensor = torch.linalg.vecdot(a, b)
-    return products.cpu().double()
-
-
-def _finite(products: Tensor) -> Tensor:
-    """Leave out the products of clients of which one overflowed, shape (4, c)."""
-    return torch.where(torch.isfinite(products).all(dim=0), products, 0.0)
+def _index(rows: Tensor, device: torch.device) -> slice | Tensor:
+    """Return what picks these rows: without a copy where they follow each other."""
+    if bool((rows.diff() == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows.to(device)

@@ -109,7 +109,7 @@ def test_acp_without_clients_is_nan(num_rounds: dict[str, int]) -> None:
 
 def test_entries_keep_order_and_values() -> None:
     ledger = example()
-    assert ledger.entries[1] == ("b", 0, "warmup", 3, 100)
+    assert ledger.entries[1] == ("b", 0, "warmup", 3, 100, 0.0)
     assert ledger.entries[2].reason == "abnormality"
     assert [entry.round for entry in ledger.entries] == [0, 0, 5, 5, 6]
     assert len(ledger) == 5
@@ -149,14 +149,14 @@ def test_numbers_of_rounds_are_checked(value: object) -> None:
 
 def test_csv_round_trip(tmp_path: Path) -> None:
     ledger = CostLedger({"a": 5, 'comma, "quote"': 5})
-    ledger.add("a", 1, "warmup", local_steps=2, num_bytes=3)
+    ledger.add("a", 1, "warmup", local_steps=2, num_bytes=3, seconds=0.25)
     ledger.add('comma, "quote"', 4, "final")
     path = tmp_path / "ledger.csv"
     ledger.to_csv(path)
     assert path.read_text() == (
-        "client_id,round,reason,local_steps,num_bytes\n"
-        "a,1,warmup,2,3\n"
-        '"comma, ""quote""",4,final,1,0\n'
+        "client_id,round,reason,local_steps,num_bytes,seconds\n"
+        "a,1,warmup,2,3,0.25\n"
+        '"comma, ""quote""",4,final,1,0,0.0\n'
     )
     read = CostLedger.from_csv(path, ledger.num_rounds)
     assert read.entries == ledger.entries
@@ -179,7 +179,7 @@ def test_csv_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
     ledger = CostLedger({"a": 5})
     ledger.add("a", 1, "warmup")
     ledger.to_csv(path)
-    assert synced == [old, old + "a,1,warmup,1,0\n"]  # the file, then the folder
+    assert synced == [old, old + "a,1,warmup,1,0,0.0\n"]  # the file, then the folder
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,14 @@ def test_csv_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
         ("", "start with the columns client_id, round"),
         ("a,1,warmup,2,3\n", "start with the columns"),
         (
-            "client_id,round,reason,local_steps,num_bytes\na,1,warmup,2,3\na,x,warmup,2,3\n",
+            "client_id,round,reason,local_steps,num_bytes,seconds\na,1,warmup,2,3,0\na,x,warmup,2,3,0\n",
             "line 3",
         ),
-        ("client_id,round,reason,local_steps,num_bytes\na,1,warmup\n", "line 2"),
-        ("client_id,round,reason,local_steps,num_bytes\nz,1,warmup,1,1\n", "line 2.*client"),
+        ("client_id,round,reason,local_steps,num_bytes,seconds\na,1,warmup\n", "line 2"),
+        (
+            "client_id,round,reason,local_steps,num_bytes,seconds\nz,1,warmup,1,1,0\n",
+            "line 2.*client",
+        ),
     ],
 )
 def test_a_csv_that_is_not_ours(tmp_path: Path, text: str, message: str) -> None:
@@ -243,3 +246,14 @@ def test_reasons_are_restored_by_name() -> None:
 def test_a_state_of_other_clients_is_refused(num_rounds: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match="same clients"):
         CostLedger(num_rounds).load_state_dict(example().state_dict())
+
+
+def test_requests_bytes_and_seconds_by_client() -> None:
+    ledger = CostLedger({"a": 4, "b": 4, "c": 4})
+    ledger.add("a", 0, "warmup", num_bytes=100, seconds=0.5)
+    ledger.add("a", 1, "warmup", num_bytes=50, seconds=0.25)
+    ledger.add("b", 1, "warmup", num_bytes=7, seconds=1.0)
+    assert ledger.by_client() == {"a": (2, 150, 0.75), "b": (1, 7, 1.0), "c": (0, 0, 0.0)}
+    assert ledger.total_seconds() == 1.75
+    with pytest.raises(ConfigurationError, match="Expected `seconds` to be"):
+        ledger.add("a", 2, "warmup", seconds=-1.0)

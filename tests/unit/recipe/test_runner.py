@@ -501,14 +501,15 @@ def test_arguments_at_their_defaults_make_no_other_recovery(
     written = (
         "recoverers=[{class_path: fedrec.recoverers.FedRecover, label: FedRecover w/o correction, "
         "init_args: {warmup_rounds: 3, correction_period: null, final_rounds: 1, "
-        "tolerance_rate: null, estimator: paired}}, {class_path: TrainFromScratch, init_args: {}}]"
+        "tolerance_rate: null, estimator: anchored}}, "
+        "{class_path: TrainFromScratch, init_args: {}}]"
     )
     before = {path: path.read_bytes() for path in copied.rglob("result.json")}
     overrides = [written, "recover={exclude: detected, batch_policy: replay, max_rounds: null}"]
     results = run(load_recipe(recipe_file, overrides), output_dir=copied.parent, progress=False)
     assert len(results["methods"]) == 2
     assert {path: path.read_bytes() for path in copied.rglob("result.json")} == before
-    other = load_recipe(recipe_file, [written.replace("paired", "paper")])
+    other = load_recipe(recipe_file, [written.replace("anchored", "paper")])
     RunFolder(copied).open(other, recording_part(other, build_parts(other)), overwrite=False)
     assert not is_done(other, copied)
 

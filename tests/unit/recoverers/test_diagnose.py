@@ -68,7 +68,7 @@ def recovered(
     *callbacks: Callback,
     aggregator=None,
     attack: Attack | None = None,
-    estimator: str = "paired",
+    estimator: str = "anchored",
     resume: bool = False,
 ) -> RunResult:
     """Record, and recover without one of the two malicious clients."""
@@ -88,7 +88,7 @@ def recovered(
     )
 
 
-@pytest.mark.parametrize("estimator", ["paired", "history"])
+@pytest.mark.parametrize("estimator", ["anchored", "paired", "history"])
 @pytest.mark.parametrize("aggregator", [FedAvg(), TrimmedMean(trim=1)])
 @pytest.mark.parametrize("attack", [None, TrimAttack(), Mimic()])
 def test_no_bit_and_no_cost_changes(aggregator, attack, estimator) -> None:

@@ -46,8 +46,8 @@ def test_a_name_means_an_estimator_at_its_defaults(name: str, meant: Estimator |
     assert by_name.estimator is None or by_name.estimator is not FedRecover(estimator=name)
 
 
-def test_the_default_is_the_papers_method() -> None:
-    assert repr(FedRecover().estimator) == "PairedLBFGS(buffer_size=2, negative_curvature=False)"
+def test_the_default_is_the_anchored_estimate() -> None:
+    assert repr(FedRecover().estimator) == repr(AnchoredLBFGS())
 
 
 @pytest.mark.parametrize("wrong", ["lbfgs", 3, PairedLBFGS])

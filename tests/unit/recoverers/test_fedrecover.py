@@ -12,7 +12,7 @@ from fedrec.federation import Federation
 from fedrec.history import HistoryView, MemoryHistory
 from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
-from fedrec.recoverers import FedRecover, PairedLBFGS
+from fedrec.recoverers import Estimator, FedRecover, PairedLBFGS
 from fedrec.testing.problems import quadratic_federation
 from fedrec.types import CohortUpdates, RoundRecord
 
@@ -60,12 +60,13 @@ class Context(SimpleNamespace):
         return recoverer.round_updates(t, self.weights, self)
 
 
-def recoverer(**kwargs) -> FedRecover:
+def recoverer(estimator: str | Estimator = "paired", **kwargs) -> FedRecover:
     made = FedRecover(
         warmup_rounds=3,
         correction_period=None,
         final_rounds=0,
         tolerance_rate=None,
+        estimator=estimator,
         **kwargs,
     )
     made.start(HistoryView(SimpleNamespace(manifest=SimpleNamespace(keep={})), IDS), 100)

@@ -1,0 +1,155 @@
+"""Which node is which client: who has joined, with what, and under which key."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedrec.exceptions import UpdateError
+from fedrec.flower.mail import Mail
+from fedrec.flower.wire import VISIT, Card
+
+__all__ = ["Node", "Nodes", "key_fingerprint"]
+
+_log = logging.getLogger(__name__)
+
+_REFRESH = 1.0  # seconds between two looks at which nodes are connected
+
+
+def key_fingerprint(public_key: bytes) -> str:
+    """Return a short name of a node's public key, of 32 hexadecimal digits.
+
+    Args:
+        public_key: The key as Flower stores it: PEM.
+
+    Examples:
+        >>> key_fingerprint(b"-----BEGIN PUBLIC KEY-----")
+        '59a58325e88756ac23f5bb454ca0de6a'
+    """
+    return hashlib.sha256(public_key.strip()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A connected node, and the client that it is.
+
+    Args:
+        node_id: Flower's id of the node; another one after a restart with another key.
+        started: When it connected, as Flower's server noted; another time after each restart.
+        key: `key_fingerprint` of its public key.
+        card: What it says about itself.
+    """
+
+    node_id: int
+    started: str
+    key: str
+    card: Card
+
+
+class Nodes:
+    """The nodes that have joined, by client id.
+
+    A node is asked for its card when it appears. A node whose card cannot be read, whose key is
+    not the client's, or whose client is there already under another key, is refused by name and
+    left alone until it restarts.
+
+    Args:
+        grid: Flower's grid.
+        keys: Fingerprints of the keys that each client may have, by client id; `None` if any node
+            may be any client.
+        patience: Seconds that a node has for its card.
+    """
+
+    def __init__(
+        self, grid: Grid, keys: Mapping[str, Sequence[str]] | None, patience: float
+    ) -> None:
+        self.by_client: dict[str, Node] = {}
+        #: Why nodes were refused, by node id.
+        self.refused: dict[int, str] = {}
+        self._grid = grid
+        self._keys = None if keys is None else {c: tuple(k) for c, k in keys.items()}
+        self._patience = patience
+        self._mail = Mail(grid)
+        self._nonces: dict[int, str] = {}
+        self._infos: dict[int, tuple[str, str]] = {}
+        self._looked = float("-inf")
+
+    def refresh(self) -> None:
+        """Take note of nodes that came, left or restarted, and of cards that arrived."""
+        if time.monotonic() - self._looked >= _REFRESH:
+            self._look()
+            self._looked = time.monotonic()
+        for node_id, message in self._mail.collect():
+            nonce = self._nonces.pop(node_id, "")
+            if node_id in self._infos:
+                self._read(node_id, message, nonce)
+        for node_id in self._mail.overdue():
+            self._refuse(node_id, "it did not say who it is in time")
+
+    def _look(self) -> None:
+        infos = {n.node_id: n for n in self._grid.get_nodes()}
+        now = {i: (n.last_activated_at, key_fingerprint(n.public_key)) for i, n in infos.items()}
+        gone = [i for i, known in self._infos.items() if now.get(i) != known]
+        for node_id in gone:
+            del self._infos[node_id]
+            self.refused.pop(node_id, None)
+            self._mail.forget(node_id)
+        self.by_client = {c: n for c, n in self.by_client.items() if n.node_id in self._infos}
+        visits = {}
+        for node_id, known in now.items():
+            if node_id in self._infos:
+                continue
+            self._infos[node_id] = known
+            if self._keys is not None and not self._owners(known[1]):
+                self._refuse(node_id, f"its key {known[1]} is no client's")
+            else:
+                self._nonces[node_id] = nonce = secrets.token_hex(16)
+                content = RecordDict({"visit": ConfigRecord({"nonce": nonce})})
+                visits[node_id] = Message(content, node_id, VISIT, ttl=self._patience)
+        self._mail.send(visits)
+
+    def _read(self, node_id: int, message: Message, nonce: str) -> None:
+        started, key = self._infos[node_id]
+        try:
+            if message.has_error():
+                raise UpdateError(error_text(message))
+            card = Card.read(message, nonce)
+            client_id = self._name(card, key)
+        except UpdateError as error:
+            self._refuse(node_id, str(error))
+            return
+        other = self.by_client.get(client_id)
+        if other is not None:
+            self._refuse(node_id, f"client {client_id!r} is there already, as another node")
+            return
+        self.by_client[client_id] = Node(node_id=node_id, started=started, key=key, card=card)
+
+    def _name(self, card: Card, key: str) -> str:
+        """Return the id of a client, from its card and its key."""
+        if self._keys is None:
+            return card.client_id or f"key-{key}"
+        names = self._owners(key)
+        if card.client_id and card.client_id not in names:
+            raise UpdateError(f"it claims to be {card.client_id[:50]!r}, but has another key")
+        return card.client_id or names[0]
+
+    def _owners(self, key: str) -> list[str]:
+        """Return the clients that may have a key."""
+        return [c for c, keys in (self._keys or {}).items() if key in keys]
+
+    def _refuse(self, node_id: int, reason: str) -> None:
+        self.refused[node_id] = reason
+        _log.warning("Node %d is refused: %s.", node_id, reason)
+
+
+def error_text(message: Message) -> str:
+    """Return why a client's app failed, in one short line."""
+    reason = " ".join(str(message.error.reason).split())
+    return f"its app failed (code {message.error.code}): {reason[:300]}"

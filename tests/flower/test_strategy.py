@@ -1,0 +1,231 @@
+"""A strategy of Flower's that is recorded: unchanged, and recoverable afterwards."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+
+from fedrec import Federation
+from fedrec.aggregators import FedAvg, Median, TrimmedMean
+from fedrec.data import Digits
+from fedrec.exceptions import ConfigurationError, FedrecWarning
+from fedrec.flower import FlowerExecutor, RecordingStrategy, make_client_app
+from fedrec.flower.nodes import key_fingerprint
+from fedrec.history import MemoryHistory
+from fedrec.recoverers import FedRecover, HistoricalOnly, TrainFromScratch
+from tests.flower.conftest import FakeGrid, make_module
+
+LOCAL_LR = 0.2
+SIZES = {c: len(d) for c, d in Digits(num_clients=4).client_datasets().items()}
+KEYS = {c: key_fingerprint(f"key of {c}".encode()) for c in SIZES}
+
+
+def users_app(*, as_list: bool = False) -> ClientApp:
+    """A ClientApp as a user of Flower has it: its own loop, and fedrec's handlers beside it."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client_id = str(context.node_config["client-id"])
+        module = make_module()
+        sent = message.content["arrays"]
+        names = list(module.state_dict())
+        arrays = dict(zip(names, sent.to_numpy_ndarrays(), strict=True))
+        module.load_state_dict({n: torch.from_numpy(a) for n, a in arrays.items()})
+        x, y = Digits(num_clients=4).client_datasets()[client_id][:]
+        loss = torch.nn.functional.cross_entropy(module(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= LOCAL_LR * parameter.grad
+        values = [v.numpy() for v in module.state_dict().values()]
+        record = ArrayRecord(values) if as_list else ArrayRecord(module.state_dict())
+        content = RecordDict(
+            {
+                "arrays": record,
+                "metrics": MetricRecord({"num-examples": SIZES[client_id], "loss": loss.item()}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    return make_client_app(make_module, lambda context: Digits(num_clients=4), app=app)
+
+
+@pytest.fixture
+def users_grid() -> FakeGrid:
+    grid = FakeGrid()
+    for c in SIZES:
+        grid.add(c, app=users_app())
+    return grid
+
+
+def plain(**more: Any) -> flower.FedAvg:
+    return flower.FedAvg(fraction_evaluate=0.0, min_train_nodes=4, **more)
+
+
+def recording(strategy: Any, history: Any, **more: Any) -> RecordingStrategy:
+    settings = {"module": make_module(), "clients": SIZES, "keys": KEYS, "local_lr": LOCAL_LR}
+    return RecordingStrategy(strategy, history, **{**settings, **more})
+
+
+def arrays_of(module: Any) -> ArrayRecord:
+    return ArrayRecord(module.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (plain, FedAvg()),
+        (lambda: flower.FedMedian(fraction_evaluate=0.0, min_train_nodes=4), Median()),
+        (
+            lambda: flower.FedTrimmedAvg(fraction_evaluate=0.0, min_train_nodes=4, beta=0.25),
+            TrimmedMean(trim=0.25),
+        ),
+    ],
+)
+def test_the_strategy_does_what_it_does_without_the_recording(
+    users_grid: FakeGrid, make: Any, rule: Any
+) -> None:
+    history = MemoryHistory()
+    random.seed(0)  # Flower draws the order of the clients
+    alone = make().start(users_grid, arrays_of(make_module()), num_rounds=4)
+    random.seed(0)
+    wrapped = recording(make(), history).start(users_grid, arrays_of(make_module()), num_rounds=4)
+    for name, array in alone.arrays.items():
+        assert wrapped.arrays[name].data == array.data
+    assert [dict(m) for m in wrapped.train_metrics_clientapp.values()] == [
+        dict(m) for m in alone.train_metrics_clientapp.values()
+    ]
+    assert len(history.rounds()) == 4
+    assert history.manifest.aggregator == rule.spec()
+
+
+def test_what_is_recorded_repeats_the_training(users_grid: FakeGrid, make_loop: Any) -> None:
+    """Each update is a gradient, and the rule on the updates gives the strategy's weights."""
+    history = MemoryHistory()
+    result = recording(plain(), history).start(users_grid, arrays_of(make_module()), num_rounds=3)
+    module = make_module()
+    federation = Federation.from_data(Digits(num_clients=4), module)
+    weights = federation.layout.flatten(module)
+    torch.testing.assert_close(history.read_round(0).global_weights, weights)
+    x, y = Digits(num_clients=4).client_datasets()["client-2"][:]
+    torch.nn.functional.cross_entropy(module(x), y).backward()
+    gradient = torch.cat([p.grad.flatten() for p in module.parameters()])
+    update = history.read_round(0, ["client-2"]).updates[0]
+    torch.testing.assert_close(update, gradient, atol=1e-5, rtol=1e-4)
+    loop = make_loop("sequential")
+    again = loop.recover(federation, history, HistoricalOnly(), [], batch_policy="fresh")
+    final = torch.cat(
+        [torch.from_numpy(a.copy()).flatten() for a in result.arrays.to_numpy_ndarrays()]
+    )
+    torch.testing.assert_close(again.global_weights, final, atol=1e-5, rtol=1e-4)
+
+
+def test_live_clients_recover_from_what_was_recorded(users_grid: FakeGrid, make_loop: Any) -> None:
+    history = MemoryHistory()
+    recording(plain(), history).start(users_grid, arrays_of(make_module()), num_rounds=8)
+    executor = FlowerExecutor(users_grid, timeout=5.0, keys=KEYS)
+    module = make_module()
+    remaining = ["client-0", "client-1", "client-2"]
+    federation = Federation(executor.join(module, client_ids=remaining), module)
+    loop = make_loop(executor)
+    method = FedRecover(warmup_rounds=3, correction_period=4, final_rounds=1, tolerance_rate=None)
+    result = loop.recover(federation, history, method, ["client-3"], batch_policy="fresh")
+    scratch = loop.recover(
+        federation, history, TrainFromScratch(), ["client-3"], batch_policy="fresh"
+    )
+    assert result.ledger.acp() == pytest.approx(3 / 8)
+    start = history.read_round(0, ()).global_weights
+    moved = (scratch.global_weights - start).norm()
+    assert (result.global_weights - scratch.global_weights).norm() < 0.2 * moved
+
+
+def test_arrays_without_names_are_in_the_order_of_the_state(users_grid: FakeGrid) -> None:
+    for node in users_grid.nodes.values():
+        node.app = users_app(as_list=True)
+    history, module = MemoryHistory(), make_module()
+    initial = ArrayRecord([v.numpy() for v in module.state_dict().values()])
+    recording(plain(), history).start(users_grid, initial, num_rounds=1)
+    layout = Federation.from_data(Digits(num_clients=4), module).layout
+    torch.testing.assert_close(history.read_round(0).global_weights, layout.flatten(module))
+
+
+def test_a_server_that_restarts_goes_on(users_grid: FakeGrid) -> None:
+    whole, parts = MemoryHistory(), MemoryHistory()
+    recording(plain(), whole).start(users_grid, arrays_of(make_module()), num_rounds=5)
+    first = recording(plain(), parts)
+    first.start(users_grid, first.weights_to_go_on_from(arrays_of(make_module())), num_rounds=2)
+    second = recording(plain(), parts)
+    second.start(users_grid, second.weights_to_go_on_from(arrays_of(make_module())), num_rounds=3)
+    assert len(parts.rounds()) == 5
+    torch.testing.assert_close(
+        parts.read_round(4).global_weights, whole.read_round(4).global_weights
+    )
+
+
+def test_a_client_that_fails_is_refused_by_name(users_grid: FakeGrid) -> None:
+    def fails(message: Any, context: Any) -> Any:
+        raise OSError("no disk")
+
+    users_grid.find("client-1").app = fails
+    history = MemoryHistory()
+    recording(plain(), history).start(users_grid, arrays_of(make_module()), num_rounds=1)
+    stored = history.read_round(0)
+    assert stored.client_ids == ("client-0", "client-2", "client-3")
+    assert "no disk" in stored.refused["client-1"]
+
+
+def test_a_client_that_was_not_listed_is_used_and_not_recorded(users_grid: FakeGrid) -> None:
+    listed = {c: n for c, n in SIZES.items() if c != "client-3"}
+    history = MemoryHistory()
+    with pytest.warns(FedrecWarning, match="did not do what FedAvg"):  # it lacks an update
+        recording(plain(), history, clients=listed).start(
+            users_grid, arrays_of(make_module()), num_rounds=1
+        )
+    assert history.read_round(0).client_ids == ("client-0", "client-1", "client-2")
+
+
+def test_a_size_that_is_not_the_listed_one_is_said(users_grid: FakeGrid) -> None:
+    history = MemoryHistory()
+    with pytest.warns(FedrecWarning, match="Round 1 is not recorded.*num-examples is"):
+        recording(plain(), history, clients=dict.fromkeys(SIZES, 7)).start(
+            users_grid, arrays_of(make_module()), num_rounds=1
+        )
+    assert not history.rounds()
+
+
+def test_another_strategy_needs_its_rule(users_grid: FakeGrid) -> None:
+    class Mine(flower.FedAvg):
+        def aggregate_train(self, server_round: Any, replies: Any) -> Any:
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            halved = {k: np.asarray(a.numpy()) / 2 for k, a in arrays.items()}
+            return ArrayRecord({k: type(arrays[k])(a) for k, a in halved.items()}), metrics
+
+    with pytest.raises(ConfigurationError, match="`aggregator=` names the rule"):
+        recording(Mine(), MemoryHistory())
+    strategy = recording(Mine(min_train_nodes=4), MemoryHistory(), aggregator=FedAvg())
+    with pytest.warns(FedrecWarning, match="Mine did not do what FedAvg"):
+        strategy.start(users_grid, arrays_of(make_module()), num_rounds=1)
+
+
+def test_another_recording_is_not_continued(users_grid: FakeGrid) -> None:
+    history = MemoryHistory()
+    recording(plain(), history).start(users_grid, arrays_of(make_module()), num_rounds=1)
+    with pytest.raises(ConfigurationError, match="The history holds another recording"):
+        recording(plain(), history, local_lr=0.1).start(
+            users_grid, arrays_of(make_module()), num_rounds=1
+        )
+
+
+def test_what_callers_want_of_the_strategy_it_has() -> None:
+    strategy = recording(plain(fraction_train=0.5), MemoryHistory())
+    assert strategy.fraction_train == 0.5
+    with pytest.raises(AttributeError):
+        _ = strategy.nonsense
