@@ -26,7 +26,7 @@ from fedrec.recipe.schema import ARGUMENTS, LOGGER, SECTIONS
 __all__ = ["recipe_schema", "schema_command"]
 
 # What is known only when a recipe is read: `${key}`, and `???` for what the command line gives.
-_LATER = r"^\?\?\?$|\$\{.+\}"
+_LATER = r"\$\{.+\}|^\?\?\?$"
 # A class of any module: `--allow` decides whether it may be used.
 _DOTTED = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"
 

@@ -24,7 +24,7 @@ class FlowerClient(Client):
         key: Fingerprint of its key, stored with the recording; `None` if any node may be it.
     """
 
-    def __init__(self, client_id: str, card: Card, key: str | None = None) -> None:
+    def __init__(self, client_id: str, card: Card, *, key: str | None = None) -> None:
         super().__init__(client_id, num_samples=card.num_samples)
         self.card = card
         self.key = key

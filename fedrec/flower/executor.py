@@ -130,7 +130,7 @@ class FlowerExecutor(Executor):
                 "shapes). HINT: let `make_client_app` and the server make the same module."
             )
         return [
-            FlowerClient(c, there[c].card, None if self.keys is None else self.keys[c][0])
+            FlowerClient(c, there[c].card, key=None if self.keys is None else self.keys[c][0])
             for c in wanted
         ]
 

@@ -78,10 +78,10 @@ class CostLedger:
         >>> ledger.exact_rounds_by_reason()["abnormality"]
         0.5
         >>> ledger.to_pandas()
-          client_id  round       reason  local_steps  num_bytes
-        0         a      0       warmup            1          0
-        1         b      0       warmup            1          0
-        2         b      4  abnormality            1          0
+          client_id  round       reason  local_steps  num_bytes  seconds
+        0         a      0       warmup            1          0      0.0
+        1         b      0       warmup            1          0      0.0
+        2         b      4  abnormality            1          0      0.0
     """
 
     def __init__(self, num_rounds: Mapping[str, int]) -> None:
@@ -226,12 +226,13 @@ class CostLedger:
 
         Returns:
             Columns as in `CostEntry`: `client_id` and `reason` (categories), `round` (0-based),
-            `local_steps` (mini-batches) and `num_bytes` (sent to and received from the client).
+            `local_steps` (mini-batches), `num_bytes` (sent to and received from the client) and
+            `seconds` (that the client spent, where it was measured).
 
         Raises:
             MissingDependencyError: If pandas is not installed.
         """
-        client, t, reason, steps, size = self._table().T
+        client, t, reason, steps, size, micros = self._table().T
         return data_frame(
             {
                 "client_id": categories(client, tuple(self.num_rounds)),
@@ -239,6 +240,7 @@ class CostLedger:
                 "reason": categories(reason, REASONS),
                 "local_steps": steps,
                 "num_bytes": size,
+                "seconds": micros / 1e6,
             }
         )
 

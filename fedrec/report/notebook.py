@@ -282,7 +282,7 @@ def ledger_html(ledger: CostLedger) -> str:
     shown = []
     for i, (reason, rounds) in enumerate(ledger.exact_rounds_by_reason().items()):
         of_reason = entries[entries[:, 2] == i]
-        steps, num_bytes = of_reason[:, 3:].sum(dim=0).tolist()
+        steps, num_bytes = of_reason[:, 3:5].sum(dim=0).tolist()
         if len(of_reason):
             cells = [number(rounds, f"{rounds:.1f}"), f"{len(of_reason):,}", f"{steps:,}"]
             shown.append([escape(reason), *cells, number(num_bytes, _megabytes(num_bytes))])

@@ -29,9 +29,11 @@ from test_code_blocks import REPOSITORY, blocks, commands, pages
 FIRST = ("README.md", "docs/index.md", "docs/quickstart.md")
 # Commands that are left out, by how they begin.
 LEFT_OUT = {
+    "make flower-demo": "a federation of six processes, which takes minutes",
     "make test": "every change has to pass it",
     "fedrec run recipes/mnist/": "MNIST is not bundled",
     "fedrec recover runs/trimmed_mean_trim": "MNIST is not bundled",
+    "pip install fedrec[": "extras are installed already",
     "fedrec history new-key /somewhere/else/": "this path stands for one of the reader's own",
 }
 # The trainings that are run in full, since the docs tell their results.

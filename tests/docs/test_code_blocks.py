@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from fedrec.cli.main import main
@@ -70,6 +71,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder that is the current one and importable, with the recipes in it."""
     (tmp_path / "recipes").symlink_to(REPOSITORY / "recipes")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDREC_DATA", raising=False)
+    _write_mnist(tmp_path / "data" / "mnist")
     monkeypatch.syspath_prepend(tmp_path)
     # The command sets up logging for a terminal; that is for this test alone.
     logger = logging.getLogger("fedrec")
@@ -81,6 +84,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         module_file = getattr(sys.modules[name], "__file__", None)
         if module_file and Path(module_file).is_relative_to(tmp_path):
             del sys.modules[name]
+
+
+def _write_mnist(folder: Path) -> None:
+    """Write noisy prototypes in the format of MNIST's files: the pages read `data/mnist`."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    prototypes = rng.random((10, 28, 28)) < 0.3
+    for part, count in (("train", 1500), ("t10k", 300)):
+        labels = rng.integers(0, 10, count, dtype=np.uint8)
+        images = 160 * prototypes[labels] + rng.integers(0, 95, (count, 28, 28))
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = np.array([0x0800 + array.ndim, *array.shape], dtype=">i4").tobytes()
+            body = array.astype(np.uint8).tobytes()
+            (folder / f"{part}-{kind}-ubyte").write_bytes(head + body)
 
 
 # torch's own export to ONNX uses what torch deprecates.

@@ -19,7 +19,14 @@ def recover(grid: Any, joined: Any, make_loop: Any, on_missing: str) -> tuple[An
     loop, history = make_loop(executor), MemoryHistory()
     recorded = loop.record(federation, FedAvg(), history, max_rounds=5, server_lr=0.5)
     grid.drop("client-1")
-    method = FedRecover(warmup_rounds=3, correction_period=4, final_rounds=1, on_missing=on_missing)
+    # The paper's estimate is the recorded update where the weights are those of the recording.
+    method = FedRecover(
+        estimator="paired",
+        warmup_rounds=3,
+        correction_period=4,
+        final_rounds=1,
+        on_missing=on_missing,
+    )
     recovered = loop.recover(federation, history, method, [], on_bad_update="drop")
     return recorded, recovered
 

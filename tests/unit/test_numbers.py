@@ -166,6 +166,8 @@ def arguments(name: str, argument: str) -> tuple[type, dict[str, Any], Any]:
         key: GIVEN[key] for key, p in parameters.items() if p.default is inspect.Parameter.empty
     } | BESIDE.get((name, argument), {})
     value = needed.get(argument, parameters[argument].default)
+    if argument == "max_suspicious":
+        value = 0.5  # float32 does not hold a third
     if isinstance(value, (bool, str)) or value is None or value is inspect.Parameter.empty:
         value = GIVEN.get(argument, 2)
     return cls, needed, value

@@ -19,7 +19,7 @@ def consistent_update(
     r"""Compute an update that pushes into the same direction in every round.
 
     With the last aggregate $a$, the update $p$ that attackers sent before, and signs
-    $s \in \{-1, 1\}^d$,
+    $s \in \lbrace -1, 1 \rbrace^d$,
 
     $$\tilde g = -c \, \lVert a \rVert \, \frac{v}{\lVert v \rVert} \odot s, \qquad
     v = \left\lvert a - \frac{\lVert a \rVert}{\lVert p \rVert}\, p \right\rvert$$

@@ -90,7 +90,7 @@ def test_every_class_is_there_with_its_arguments(schema: dict[str, Any]) -> None
     fedrecover = schema["$defs"]["recoverers.FedRecover"]["properties"]
     assert fedrecover["warmup_rounds"] == {
         "type": ["integer", "string"],
-        "pattern": r"^\?\?\?$|\$\{.+\}",
+        "pattern": r"\$\{.+\}|^\?\?\?$",
         "default": 20,
         "description": (
             "$T_w$, at least 1, and more than the pairs per client $s$ (`buffer_size` of the "

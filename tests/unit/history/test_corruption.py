@@ -17,7 +17,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFormatError
+from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, HistoryFormatError
 from fedrec.history import LMDBHistory, Manifest
 from fedrec.history.lmdb import records as recording
 from fedrec.history.lmdb.records import StoredManifest, canonical
@@ -349,6 +349,6 @@ def test_missing_history_is_not_made_by_reading(tmp_path: Path) -> None:
 
 def test_path_that_is_a_file(tmp_path: Path, manifest: Manifest) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(HistoryError, match="cannot be written"):
+    with pytest.raises(ConfigurationError, match="to be the path of a directory"):
         LMDBHistory(tmp_path / "file").begin(manifest)
     assert (tmp_path / "file").read_text() == "mine"

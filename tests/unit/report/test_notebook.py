@@ -148,7 +148,14 @@ def test_frames_of_a_result_and_its_ledger() -> None:
     frame = result().to_pandas()
     assert frame.to_dict("list") == {"round": [1, 3], "ter": [0.5, 0.125], "f1": [0.25, 0.75]}
     frame = ledger().to_pandas()
-    assert list(frame.columns) == ["client_id", "round", "reason", "local_steps", "num_bytes"]
+    assert list(frame.columns) == [
+        "client_id",
+        "round",
+        "reason",
+        "local_steps",
+        "num_bytes",
+        "seconds",
+    ]
     assert frame.values.tolist() == [list(entry) for entry in ledger().entries]
     assert frame.groupby("reason", observed=True)["local_steps"].sum().to_dict() == {
         "warmup": 4, "final": 1,
