@@ -318,9 +318,11 @@ def _to_start(call: Call) -> list[_Command]:
             "Make a small project: a rule of your own, its data, a recipe and a test.",
             [
                 _argument("target", "NAME", "Folder to make; its name is that of the module."),
+                _flag("--flower", "One whose clients are driven by Flower."),
                 *_common(),
             ],
             "fedrec new my_rules",
+            "fedrec new my_app --flower",
         ),
         _Command(
             call,

@@ -25,14 +25,16 @@ _NAME = "my_project"
 def _new(args: Options) -> None:
     """Make a project of a template, and say what to do with it."""
     folder = Path(args.target)
-    files = [str(path) for path in _make_project(folder, "project")]
+    template = "flower" if args.flower else "project"
+    files = [str(path) for path in _make_project(folder, template)]
     if args.json:
         write_json({"folder": str(folder), "files": files})
         return
     for file in files:
         click.echo(file)
     name = folder.name
-    click.echo(f"\nNext:\n  cd {folder}\n  fedrec run {name}.yaml --allow {name}\n  pytest")
+    run = "python start.py" if args.flower else f"fedrec run {name}.yaml --allow {name}"
+    click.echo(f"\nNext:\n  cd {folder}\n  {run}\n  pytest")
 
 
 def _make_project(folder: Path, template: str) -> list[Path]:
@@ -70,8 +72,9 @@ def _make_project(folder: Path, template: str) -> list[Path]:
             made.append(folder / source.name.replace(_NAME, name))
             text = source.read_text(encoding="utf-8").replace(_NAME, name)
             made[-1].write_text(text, encoding="utf-8")
-    made.append(folder / SCHEMA)
-    made[-1].write_bytes((shipped_folder() / SCHEMA).read_bytes())
+    if template == "project":  # the others have no recipe
+        made.append(folder / SCHEMA)
+        made[-1].write_bytes((shipped_folder() / SCHEMA).read_bytes())
     return made
 
 

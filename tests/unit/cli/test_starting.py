@@ -84,6 +84,21 @@ def test_an_empty_folder_can_become_a_project(
     assert "deep/plants/test_plants.py" in made["files"]
 
 
+def test_a_project_with_flower(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own test, which starts processes, is played in tests/flower."""
+    assert main(["new", "app_of_mine", "--flower"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("Next:\n  cd app_of_mine\n  python start.py\n  pytest\n")
+    made = here / "app_of_mine"
+    assert {"app_of_mine_client.py", "app_of_mine_server.py", "start.py"} < {
+        path.name for path in made.iterdir()
+    }
+    for path in made.iterdir():
+        assert "my_project" not in path.read_text()
+        if path.suffix == ".py":
+            compile(path.read_text(), str(path), "exec")
+
+
 def test_copying_a_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cp", "mnist/coffee_break_trim", "."]) == 0
     copied = capsys.readouterr().out.splitlines()
