@@ -13,7 +13,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c const
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow optional clean
+.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow live optional clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
@@ -21,6 +21,7 @@ help:
 	@echo "make test        lint, types, tests, doctests, docs"
 	@echo "make lint | types | tests | docs   one of them"
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
+	@echo "make live        federations of Flower whose processes are killed; half an hour"
 	@echo "make docs-test   run every command of README and docs in a fresh clone; see docs-test.log"
 	@echo "make optional    add mlflow and ray to .venv (half a gigabyte), so that no test of theirs is skipped"
 	@echo "make clean       remove .venv and whatever else can be made again"
@@ -47,10 +48,14 @@ types: $(INSTALLED)
 
 # Two processes: most tests use one core, and each process imports torch once.
 tests: $(INSTALLED)
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not live"
 
 slow: $(INSTALLED)
 	$(BIN)/pytest -n 2 -m slow
+
+# One after the other: each starts a dozen processes, whose answers have time limits.
+live: $(INSTALLED)
+	$(BIN)/pytest -m live tests/flower
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict

@@ -108,7 +108,7 @@ def test_a_round_over_tls_equals_one_in_this_process(tmp_path: Path) -> None:
     torch.testing.assert_close(tried.weights("record"), in_process(ids, 2, [])[0], atol=0, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_nodes_and_servers_that_die_change_nothing(tmp_path: Path) -> None:
     """A node and the server are killed in recording and in recovery: the bits are the same."""
     ids, remaining = ["client-0", "client-1", "client-2"], ["client-0", "client-1"]
@@ -142,7 +142,7 @@ def test_nodes_and_servers_that_die_change_nothing(tmp_path: Path) -> None:
     assert torch.equal(tried.weights("recover"), recovered)
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_a_server_that_loses_power_goes_on(tmp_path: Path) -> None:
     """SuperLink and ServerApp are killed together, and started again."""
     ids = ["client-0", "client-1"]
@@ -156,7 +156,7 @@ def test_a_server_that_loses_power_goes_on(tmp_path: Path) -> None:
     assert torch.equal(tried.weights("record"), in_process(ids, 6, [])[0])
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_clients_that_lie_fail_or_are_late_are_refused_by_name(tmp_path: Path) -> None:
     how = {"client-1": "shape", "client-2": "nan", "client-3": "round", "client-4": "other"}
     ids = [f"client-{i}" for i in range(6)]
@@ -171,7 +171,7 @@ def test_clients_that_lie_fail_or_are_late_are_refused_by_name(tmp_path: Path) -
     assert refused["client-5"] == "no answer within 20 seconds"
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_a_client_that_left_for_good_is_dropped_from_the_recovery(tmp_path: Path) -> None:
     ids, remaining = [f"client-{i}" for i in range(3)], ["client-0", "client-1"]
     with Tried(tmp_path, ids) as tried:
@@ -185,7 +185,7 @@ def test_a_client_that_left_for_good_is_dropped_from_the_recovery(tmp_path: Path
     assert last < 5 == max(t for t, c in tried.asked("recover") if c == "client-0")
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_nodes_with_a_wrong_certificate_or_an_unknown_key_stay_out(tmp_path: Path) -> None:
     make_certificates(tmp_path / "other")
     with Tried(tmp_path, ["client-0"]) as tried:
