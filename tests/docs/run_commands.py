@@ -30,6 +30,11 @@ FIRST = ("README.md", "docs/index.md", "docs/quickstart.md")
 # Commands that are left out, by how they begin.
 LEFT_OUT = {
     "make flower-demo": "a federation of six processes, which takes minutes",
+    "ssh-keygen": "makes a key of the reader's own",
+    "flwr ": "needs a SuperLink that runs",
+    "flower-": "needs a SuperLink that runs",
+    "tensorboard ": "serves pages until it is stopped",
+    "mlflow ": "serves pages until it is stopped",
     "make test": "every change has to pass it",
     "fedrec run recipes/mnist/": "MNIST is not bundled",
     "fedrec recover runs/trimmed_mean_trim": "MNIST is not bundled",
