@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -543,8 +544,10 @@ def _begin(words: Any, begun: str) -> list[CompletionItem]:
 
 
 def _recipes(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Complete names of recipes, and files."""
-    return [*_begin(shipped_recipes(), begun), CompletionItem(begun, type="file")]
+    """Complete names of recipes and YAML files; other files if there are none of these."""
+    files = [str(path) for path in sorted(Path().glob("*.y*ml"))]
+    # The kind comes first: bash forgets what it was told before.
+    return [CompletionItem(begun, type="file"), *_begin([*shipped_recipes(), *files], begun)]
 
 
 def _classes(

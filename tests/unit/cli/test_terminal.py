@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -255,7 +256,8 @@ def completed(line: str, shell: str = "bash") -> list[str]:
 
 def test_a_shell_completes_what_can_be_named() -> None:
     assert completed("fedrec re") == ["plain,record", "plain,recover", "plain,report"]
-    assert completed("fedrec run quickstart_") == ["plain,quickstart_backdoor", "file,quickstart_"]
+    assert completed("fedrec run quickstart_") == ["file,quickstart_", "plain,quickstart_backdoor"]
+    assert completed("fedrec run sm") == ["file,sm", "plain,small.yaml"]
     assert completed("fedrec ls agg") == ["plain,aggregators"]
     assert completed("fedrec show Trimmed") == ["plain,TrimmedMean"]
     assert completed("fedrec detect runs/x --detector FLD") == ["plain,FLDetector"]
@@ -264,6 +266,26 @@ def test_a_shell_completes_what_can_be_named() -> None:
     names = {cls.__name__ for classes in find().values() for cls in classes}
     assert {line.removeprefix("plain,") for line in completed("fedrec show ")} == names
     assert {f"plain,{name}" for name in [*FAMILIES, "recipes"]} == set(completed("fedrec ls "))
+
+
+def test_bash_offers_recipes(here: Path) -> None:
+    """The script that bash gets, in bash."""
+    command = here / "fedrec"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fedrec "$@"\n')
+    command.chmod(0o755)
+    script = (
+        "source <(fedrec completion bash); compopt() { :; }; COMP_WORDS=(fedrec run mnist/cof); "
+        'COMP_CWORD=2; _fedrec_completion fedrec; echo "${COMPREPLY[@]}"'
+    )
+    path = f"{here}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["mnist/coffee_break_backdoor", "mnist/coffee_break_trim"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
