@@ -55,7 +55,8 @@ def _shown(output: Any) -> str:
     if output.output_type == "stream":
         return f"```text\n{output.text.rstrip()}\n```"
     if "image/png" in output.data:
-        return f'<img alt="" src="data:image/png;base64,{output.data["image/png"].strip()}">'
+        words, image = "The figure that the code above draws", output.data["image/png"].strip()
+        return f'<img alt="{words}" src="data:image/png;base64,{image}">'
     if "text/html" in output.data:
         html = re.sub(r"\n\s*\n", "\n", output.data["text/html"])
         # The site dresses up tables that have no class.
