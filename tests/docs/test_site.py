@@ -165,7 +165,8 @@ frame.addEventListener("load", () => {
   const { scrollWidth, clientWidth } = page.documentElement;
   const silent = [...page.images].filter((image) => !image.alt);
   const drawn = [...page.querySelectorAll("article svg:not([aria-hidden]):not(.twemoji svg)")];
-  const nameless = drawn.filter((svg) => !svg.querySelector("title, desc"));
+  const nameless = drawn.filter(
+    (svg) => !svg.ariaLabel && !svg.querySelector("title, desc"));
   const foreign = performance.getEntriesByType("resource").map((entry) => entry.name)
     .filter((name) => /^https?:/.test(name));
   if (scrollWidth > clientWidth) wrong.push([pages[0], "scrolls", scrollWidth]);
