@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from fractions import Fraction
-
-import torch
 from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
-from fedrec.exceptions import AggregationError, FedrecWarning
+from fedrec.aggregators.byzantine import count_of
+from fedrec.exceptions import AggregationError
 from fedrec.functional.aggregation.alignment import principal_sign_alignment
 from fedrec.functional.aggregation.clipping import clip_factors
 from fedrec.functional.aggregation.median_z_scores import median_z_scores
@@ -93,18 +89,13 @@ class AlignIns(Aggregator):
                 "RoundContext with them."
             )
         d = updates.shape[1]
-        count = max(1, math.floor(Fraction(str(self.top_fraction)) * d))
+        count = max(1, count_of(self.top_fraction, d))
         cosines = row_cosines(updates, ctx.global_weights.to(updates))
         signs = principal_sign_alignment(updates, count)
         admitted = median_z_scores(cosines) <= self.cosine_radius
         admitted &= median_z_scores(signs) <= self.sign_radius
         if not bool(admitted.any()):
-            warnings.warn(
-                f"AlignIns admits none of {len(updates)} updates, so this round has no effect.",
-                FedrecWarning,
-                stacklevel=3,
-            )
-            return torch.zeros_like(updates[0])
+            return self._no_effect(f"admits none of {len(updates)} updates", updates)
         norms = squared_norms(updates).sqrt().cpu()
         bound = coordinate_median(norms[admitted, None])
         shares = admitted.double() / admitted.sum() * clip_factors(norms, bound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedrec._checks import check_instance
 from fedrec.component import Component
-from fedrec.exceptions import AggregationError, ShapeError
+from fedrec.exceptions import AggregationError, FedrecWarning, ShapeError
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.random import torch_generator
 from fedrec.types import RoundContext
@@ -145,6 +146,20 @@ class Aggregator(Component, ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
+
+    def _no_effect(self, reason: str, updates: Tensor) -> Tensor:
+        """Warn that no update is used, and return zeros, shape $(d,)$; called by `aggregate`.
+
+        Args:
+            reason: What follows the rule's name in the warning.
+            updates: Shape $(m, d)$.
+        """
+        warnings.warn(
+            f"{type(self).__name__} {reason}, so this round has no effect.",
+            FedrecWarning,
+            stacklevel=4,
+        )
+        return torch.zeros_like(updates[0])
 
     def __call__(
         self,

@@ -29,14 +29,14 @@ def check_count(argument: str, value: int | float) -> int | float:
     return check_int(argument, value, minimum=0, hint="give a fraction as a float below 0.5.")
 
 
-def count_of(value: int | float, num_clients: int) -> int:
+def count_of(value: int | float, number: int) -> int:
     r"""Return the count itself, or $\lfloor \beta m \rfloor$ for a fraction $\beta$.
 
     The product is that of the decimal number as written, not of its nearest binary fraction.
 
     Args:
         value: A count or a fraction.
-        num_clients: $m$.
+        number: $m$, such as the clients of a round, or the entries of an update.
 
     Examples:
         >>> count_of(3, 100), count_of(0.29, 100)
@@ -44,7 +44,7 @@ def count_of(value: int | float, num_clients: int) -> int:
     """
     if isinstance(value, int):
         return value
-    return math.floor(Fraction(str(value)) * num_clients)
+    return math.floor(Fraction(str(value)) * number)
 
 
 class ByzantineAggregator(Aggregator, ABC):

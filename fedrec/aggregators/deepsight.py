@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fedrec._checks import check_float, check_int
 from fedrec.aggregators.base import AggregationContext, Aggregator
-from fedrec.exceptions import AggregationError, ConfigurationError, FedrecWarning, expected
+from fedrec.exceptions import AggregationError, ConfigurationError, expected
 from fedrec.functional.aggregation.clipping import clip_factors
 from fedrec.functional.aggregation.inspection import (
     cluster_distances,
@@ -135,12 +134,7 @@ class DeepSight(Aggregator):
             members = clusters == label
             admitted |= members & (suspicious[members].double().mean() < self.max_suspicious)
         if not bool(admitted.any()):
-            warnings.warn(
-                f"DeepSight leaves out all of {len(updates)} updates, so this round has no effect.",
-                FedrecWarning,
-                stacklevel=3,
-            )
-            return torch.zeros_like(updates[0])
+            return self._no_effect(f"leaves out all of {len(updates)} updates", updates)
         norms = squared_norms(updates).sqrt().cpu()
         factors = clip_factors(norms, coordinate_median(norms[:, None]))
         return (admitted / admitted.sum() * factors).to(updates) @ updates

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from fedrec.aggregators.base import AggregationContext, Aggregator
-from fedrec.exceptions import AggregationError, FedrecWarning
+from fedrec.exceptions import AggregationError
 from fedrec.functional.aggregation.trust import trust_scores
 from fedrec.functional.distances import squared_norms
 from fedrec.types import RoundContext
@@ -68,11 +66,6 @@ class FLTrust(Aggregator):
         trust = torch.where(usable, trust_scores(updates, server_update), 0.0)
         total = trust.sum()
         if not bool(total > 0):
-            warnings.warn(
-                f"FLTrust found none of {len(updates)} updates to point where the server's does, "
-                "so this round has no effect.",
-                FedrecWarning,
-                stacklevel=3,
-            )
-            return torch.zeros_like(updates[0])
+            reason = f"found none of {len(updates)} updates to point where the server's does"
+            return self._no_effect(reason, updates)
         return (trust / total * torch.where(usable, scale, 0.0)).to(updates) @ updates

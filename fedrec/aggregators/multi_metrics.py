@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.byzantine import count_of
 from fedrec.exceptions import AggregationError
 from fedrec.functional.aggregation.krum import lowest
 from fedrec.functional.aggregation.means import weighted_mean
@@ -76,7 +76,7 @@ class MultiMetrics(Aggregator):
                 "RoundContext with them."
             )
         m = len(updates)
-        count = max(1, math.floor(Fraction(str(self.fraction)) * m))
+        count = max(1, count_of(self.fraction, m))
         chosen = lowest(whitened_scores(self._measures(updates, ctx.global_weights)), count)
         weights = torch.zeros(m, dtype=torch.float64)
         weights[chosen] = 1.0 if client_weights is None else client_weights.cpu().double()[chosen]

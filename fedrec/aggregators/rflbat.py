@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from fedrec._checks import check_float, check_int
 from fedrec.aggregators.base import Aggregator
-from fedrec.exceptions import FedrecWarning
 from fedrec.functional.aggregation.means import mean_of_rows
 from fedrec.functional.aggregation.plane_clusters import gap_clusters
 from fedrec.functional.cosine import cosine_similarities
@@ -92,12 +89,7 @@ class RFLBAT(Aggregator):
             rows = rows[labels == _least_alike(updates[rows.to(updates.device)], labels)]
             rows = rows[_within(points[rows], self.cluster_factor)]
         if not len(rows):
-            warnings.warn(
-                f"RFLBAT leaves out all of {len(updates)} updates, so this round has no effect.",
-                FedrecWarning,
-                stacklevel=3,
-            )
-            return torch.zeros_like(updates[0])
+            return self._no_effect(f"leaves out all of {len(updates)} updates", updates)
         return mean_of_rows(updates, rows)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from fractions import Fraction
-
 import torch
 from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
-from fedrec.exceptions import FedrecWarning
+from fedrec.aggregators.byzantine import count_of
 from fedrec.functional.aggregation.clipping import clip_factors
 from fedrec.functional.aggregation.clustering import largest_mode
 from fedrec.functional.aggregation.order_statistics import coordinate_median
@@ -75,19 +71,14 @@ class SignGuard(Aggregator):
         trusted = (norms >= self.lower * median) & (norms <= self.upper * median)
         trusted &= largest_mode(self._sign_shares(updates, ctx))
         if not bool(trusted.any()):
-            warnings.warn(
-                f"SignGuard trusts none of {len(updates)} updates, so this round has no effect.",
-                FedrecWarning,
-                stacklevel=3,
-            )
-            return torch.zeros_like(updates[0])
+            return self._no_effect(f"trusts none of {len(updates)} updates", updates)
         shares = trusted.double() / trusted.sum() * clip_factors(norms, median)
         return shares.to(updates) @ updates
 
     def _sign_shares(self, updates: Tensor, ctx: RoundContext | None) -> Tensor:
         """Return the shares of positive, zero and negative entries, shape (m, 3)."""
         d = updates.shape[1]
-        count = max(math.floor(Fraction(str(self.coordinate_fraction)) * d), 1)
+        count = max(1, count_of(self.coordinate_fraction, d))
         if count < d:
             drawn = torch.randperm(d, generator=self.generator(ctx))[:count]
             updates = updates[:, drawn.sort().values.to(updates.device)]
