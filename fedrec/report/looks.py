@@ -158,6 +158,16 @@ def key_name(key: str, keys: Sequence[str]) -> str:
     return _KEYS.get(short, short.replace("_", " "))
 
 
+def require_matplotlib() -> None:
+    """Raise `MissingDependencyError` if matplotlib is not installed."""
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "Figures need matplotlib, which is not installed. HINT: `pip install 'fedrec[plot]'`."
+        ) from error
+
+
 @contextmanager
 def blank(columns: int, lines: int, height: float = 1.5, note: str = "") -> Iterator[Figure]:
     """Yield an empty figure to draw in, as wide as one or both columns of a paper.
@@ -171,13 +181,10 @@ def blank(columns: int, lines: int, height: float = 1.5, note: str = "") -> Iter
     Raises:
         MissingDependencyError: If matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "Figures need matplotlib, which is not installed. HINT: `pip install 'fedrec[plot]'`."
-        ) from error
+    require_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     with mpl.rc_context(_STYLE):
         width = _ONE if columns == 1 else max(_BOTH, 2.3 * columns)
         inches = height * lines + 0.5 + (0.15 if note else 0.0)

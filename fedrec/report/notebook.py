@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from fedrec._frames import data_frame
-from fedrec.exceptions import ConfigurationError, MissingDependencyError, expected
+from fedrec.exceptions import ConfigurationError, expected
 from fedrec.loop.plan import plan_text
 from fedrec.recipe.step_results import method_result
 from fedrec.recipe.tables import POISONED
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis
 from fedrec.report.html import breakable, note, number, table
-from fedrec.report.looks import SCALES, axis_name, looks_of
+from fedrec.report.looks import SCALES, axis_name, looks_of, require_matplotlib
 from fedrec.report.run import REFERENCE
 from fedrec.report.table import exact_rounds, fraction, percent
 
@@ -105,7 +106,7 @@ class Comparison:
         Raises:
             MissingDependencyError: If pandas is not installed.
         """
-        rows = [self._row(name) for name in self.results]
+        rows = list(self._rows.values())
         nan = float("nan")
         return data_frame(
             {k: [nan if row.get(k) is None else row[k] for row in rows] for k in self._columns()}
@@ -154,6 +155,11 @@ class Comparison:
             ax.legend(frameon=False)
         return ax
 
+    @cached_property
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        """The figures of each result by column: a ledger's take a while to compute."""
+        return {name: self._row(name) for name in self.results}
+
     def _row(self, name: str) -> dict[str, Any]:
         """Return the figures of a result by column, those that it has."""
         result = self.results[name]
@@ -169,17 +175,17 @@ class Comparison:
         """Return the names of the columns, in order, that any result has."""
         costs = ("acp", "cp_min", "cp_max", "exact_rounds", "client_bytes")
         order = ["name", *self.figures, *costs, "rounds", "seconds"]
-        known = {key for name in self.results for key in self._row(name)}
+        known = {key for row in self._rows.values() for key in row}
         return [key for key in order if key in known]
 
     def _cells(self) -> tuple[list[str], list[list[tuple[Any, str]]]]:
         """Return the headings and, for each result, its values with their texts."""
         keys = [k for k in self._columns() if k not in ("name", "cp_min", "cp_max")]
         heads = [_HEADS.get(k, (k, fraction))[0] for k in keys]
-        rows = []
-        for name in self.results:
-            row = self._row(name)
-            rows.append([(row.get(k), _HEADS.get(k, (k, fraction))[1](row.get(k))) for k in keys])
+        rows = [
+            [(row.get(k), _HEADS.get(k, (k, fraction))[1](row.get(k))) for k in keys]
+            for row in self._rows.values()
+        ]
         return heads, rows
 
     def __repr__(self) -> str:
@@ -345,12 +351,9 @@ def _table(label: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def _new_axes() -> Axes:
-    try:
-        from matplotlib import pyplot as plt
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "Figures need matplotlib, which is not installed. HINT: `pip install 'fedrec[plot]'`."
-        ) from error
+    require_matplotlib()
+    from matplotlib import pyplot as plt
+
     # Of pyplot, so that a notebook shows it.
     axes: Axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")[1]
     return axes
