@@ -15,11 +15,10 @@ from fedrec.clients.lightning import LightningClient
 from fedrec.data.datamodule import FederatedDataModule
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.flower.wire import ASK, VISIT, Answer, Card, Task
+from fedrec.functional.kernels._threads import default_threads
 from fedrec.parameters import ParameterVector
 
 __all__ = ["client_id_of", "make_client_app"]
-
-_SMALL_MODEL = 20_000
 
 
 def client_id_of(context: Context) -> str:
@@ -92,8 +91,10 @@ def make_client_app(
 
     def client_of(context: Context) -> LightningClient:
         made = module(context)
-        small = ParameterVector(made).num_parameters < _SMALL_MODEL
-        torch.set_num_threads(num_threads or (1 if small else torch.get_num_threads()))
+        num_parameters = ParameterVector(made).num_parameters
+        torch.set_num_threads(
+            num_threads or default_threads(num_parameters, torch.get_num_threads())
+        )
         client_id = client_id_of(context)
         dataset, size, last, collate = _data(datamodule(context), client_id)
         return LightningClient(

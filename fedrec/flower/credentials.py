@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.flower.nodes import key_fingerprint
 
@@ -81,10 +82,8 @@ def make_certificates(
     )
     (folder / "ca.pem").write_bytes(of_authority.public_bytes(Encoding.PEM))
     (folder / "server.pem").write_bytes(of_server.public_bytes(Encoding.PEM))
-    _write_secret(
-        folder / "server.key",
-        server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-    )
+    secret = server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_atomically(folder / "server.key", secret, private=True)
 
 
 def make_node_key(path: Path) -> str:
@@ -97,8 +96,8 @@ def make_node_key(path: Path) -> str:
         The fingerprint of the public key, for the `keys` of a `FlowerExecutor`.
     """
     key = ec.generate_private_key(ec.SECP384R1())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    write_atomically(path, secret, private=True)
     public = key.public_key()
     path.with_suffix(".pub").write_bytes(
         public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -148,8 +147,3 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _write_secret(path: Path, data: bytes) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(data)

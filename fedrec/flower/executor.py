@@ -20,7 +20,7 @@ from fedrec.exceptions import ConfigurationError, UpdateError, expected
 from fedrec.executors.base import Executor
 from fedrec.flower.client import FlowerClient
 from fedrec.flower.mail import Mail
-from fedrec.flower.nodes import Node, Nodes, error_text
+from fedrec.flower.nodes import Node, Nodes, error_text, key_lists
 from fedrec.flower.wire import ASK, Answer, Card, Task, array_of, size_of
 from fedrec.parameters import ParameterVector
 from fedrec.types import ClientCost, CohortUpdates, RoundContext
@@ -75,11 +75,8 @@ class FlowerExecutor(Executor):
         self.grid = grid
         self.timeout = check_float("timeout", timeout, minimum=0, open_minimum=True)
         self.reconnect = check_float("reconnect", reconnect, minimum=0)
-        self.keys = None
-        if keys is not None:
-            self.keys = {c: (k,) if isinstance(k, str) else tuple(k) for c, k in keys.items()}
+        self.keys = key_lists(keys)
         self.nodes = Nodes(grid, self.keys, self.timeout)
-        self._mail = Mail(grid)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(timeout={self.timeout:g})"

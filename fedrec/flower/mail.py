@@ -71,8 +71,3 @@ class Mail:
     def forget(self, node_id: int) -> None:
         """Wait for a node's answers no more."""
         self._waiting = {i: w for i, w in self._waiting.items() if w[0] != node_id}
-
-    @property
-    def nodes(self) -> set[int]:
-        """Nodes that are waited for."""
-        return {node_id for node_id, _ in self._waiting.values()}

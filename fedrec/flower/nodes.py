@@ -16,7 +16,7 @@ from fedrec.exceptions import UpdateError
 from fedrec.flower.mail import Mail
 from fedrec.flower.wire import VISIT, Card
 
-__all__ = ["Node", "Nodes", "key_fingerprint"]
+__all__ = ["Node", "Nodes", "error_text", "key_fingerprint", "key_lists"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,15 @@ def key_fingerprint(public_key: bytes) -> str:
         '59a58325e88756ac23f5bb454ca0de6a'
     """
     return hashlib.sha256(public_key.strip()).hexdigest()[:32]
+
+
+def key_lists(
+    keys: Mapping[str, str | Sequence[str]] | None,
+) -> dict[str, tuple[str, ...]] | None:
+    """Return the fingerprints that each client may have, given one or several by client id."""
+    if keys is None:
+        return None
+    return {c: (k,) if isinstance(k, str) else tuple(k) for c, k in keys.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +77,13 @@ class Nodes:
     """
 
     def __init__(
-        self, grid: Grid, keys: Mapping[str, Sequence[str]] | None, patience: float
+        self, grid: Grid, keys: Mapping[str, tuple[str, ...]] | None, patience: float
     ) -> None:
         self.by_client: dict[str, Node] = {}
         #: Why nodes were refused, by node id.
         self.refused: dict[int, str] = {}
         self._grid = grid
-        self._keys = None if keys is None else {c: tuple(k) for c, k in keys.items()}
+        self._keys = keys
         self._patience = patience
         self._mail = Mail(grid)
         self._nonces: dict[int, str] = {}

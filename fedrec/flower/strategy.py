@@ -18,7 +18,7 @@ from fedrec.aggregators import FedAvg, FedAvgM, Krum, Median, TrimmedMean
 from fedrec.aggregators.base import Aggregator
 from fedrec.clients.hooks import unwrapped
 from fedrec.exceptions import ConfigurationError, FedrecWarning, UpdateError, expected
-from fedrec.flower.nodes import error_text, key_fingerprint
+from fedrec.flower.nodes import error_text, key_fingerprint, key_lists
 from fedrec.flower.wire import vector_of
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
@@ -103,9 +103,7 @@ class RecordingStrategy(Strategy):
         self.history = history
         self.module = unwrapped(module)
         self.clients = dict(clients)
-        self.keys = None
-        if keys is not None:
-            self.keys = {c: (k,) if isinstance(k, str) else tuple(k) for c, k in keys.items()}
+        self.keys = key_lists(keys)
         self.local_lr = check_float("local_lr", local_lr, minimum=0, open_minimum=True)
         self.aggregator = _rule_of(strategy) if aggregator is None else aggregator
         self.seed = seed

@@ -25,6 +25,7 @@ from fedrec.clients.state import forget_states
 from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
 from fedrec.federation import Federation
 from fedrec.functional.aggregation.order_statistics import choose_kernel
+from fedrec.functional.kernels._threads import default_threads
 from fedrec.history.base import HistoryStore
 from fedrec.loop.evaluation import check_evaluation, evaluate, fixed_subset
 from fedrec.loop.footprint import num_bytes_text
@@ -38,7 +39,6 @@ __all__ = ["Runtime", "keep_freed_memory"]
 _log = logging.getLogger(__name__)
 
 _DEV_ROUNDS = 3
-_SMALL_MODEL = 20_000
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -98,8 +98,9 @@ class Runtime:
         layout, module = federation.layout, federation.module
         weights = layout.flatten(module)
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        small = layout.num_parameters < _SMALL_MODEL
-        torch.set_num_threads(self.settings.num_threads or (1 if small else threads))
+        torch.set_num_threads(
+            self.settings.num_threads or default_threads(layout.num_parameters, threads)
+        )
         if self.device.type == "cpu":
             keep_freed_memory()
         # With TF32, convolutions on CUDA would have 10 bits of precision instead of 23.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,17 +114,11 @@ def server_loss(
         ConfigurationError: If the server has no data, or the module gives no loss.
     """
     server = server_client(federation, method)
-    module, layout = server.module, federation.layout
-    module.to(device)
-    layout.load(module, global_weights)
-    if buffers is not None:
-        layout.load_buffers(module, buffers)
-    state = state_of(module)
+    module = server.module.to(device)
     total = 0.0
-    try:
-        module.eval()
+    with _evaluating(federation, module, global_weights, buffers, device):
         trainer = LocalTrainer(module, device=device)
-        with torch.no_grad(), generators_restored(device), trainer.attached():
+        with trainer.attached():
             for start in range(0, server.num_samples, _BATCH):
                 index = np.arange(start, min(start + _BATCH, server.num_samples))
                 loss = training_step(module, server.batch(module, index, device), 0)
@@ -132,8 +128,6 @@ def server_loss(
                         f"{type(module).__name__} skips a batch of the server's data."
                     )
                 total += float(loss) * len(index)
-    finally:
-        state.restore()
     return total / server.num_samples
 
 
@@ -151,15 +145,32 @@ def server_outputs(
         weights: Shape $(d,)$.
         inputs: Shape $(N, ...)$, on the device of the model.
     """
-    module, layout = federation.module, federation.layout
+    module = federation.module
+    with _evaluating(federation, module, weights, buffers, inputs.device):
+        found: Tensor = module(inputs)
+    return found
+
+
+@contextmanager
+def _evaluating(
+    federation: Federation,
+    module: Any,
+    weights: Tensor,
+    buffers: Tensor | None,
+    device: torch.device,
+) -> Iterator[None]:
+    """Load weights into the module, and put it into evaluation mode until exit, without gradients.
+
+    What a pass changes besides, generators among it, is as before on exit.
+    """
+    layout = federation.layout
     layout.load(module, weights)
     if buffers is not None:
         layout.load_buffers(module, buffers)
     state = state_of(module)
     try:
         module.eval()
-        with torch.no_grad(), generators_restored(inputs.device):
-            found: Tensor = module(inputs)
+        with torch.no_grad(), generators_restored(device):
+            yield
     finally:
         state.restore()
-    return found

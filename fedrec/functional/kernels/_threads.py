@@ -7,9 +7,22 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["for_each", "share"]
+__all__ = ["default_threads", "for_each", "share"]
 
 T = TypeVar("T")
+
+# Parameters below which starting several threads takes longer than their work.
+_SMALL_MODEL = 20_000
+
+
+def default_threads(num_parameters: int, threads: int) -> int:
+    """Return how many threads torch computes with, where nothing else is said.
+
+    Args:
+        num_parameters: $d$.
+        threads: Threads for a model that is not small.
+    """
+    return 1 if num_parameters < _SMALL_MODEL else threads
 
 
 def for_each(function: Callable[[T], object], items: Iterable[T], num_threads: int) -> None:
