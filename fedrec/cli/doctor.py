@@ -6,7 +6,6 @@ Imports nothing that may be missing or broken before it is looked at.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import math
 import os
@@ -14,7 +13,6 @@ import platform
 import shutil
 import sys
 import tempfile
-import textwrap
 import time
 import warnings
 from collections.abc import Mapping
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec import __version__
+from fedrec.cli.output import lines_of, write_json
 from fedrec.cli.parser import Options
 
 __all__ = ["Diagnosis", "Problem", "diagnose", "execute"]
@@ -118,8 +117,10 @@ def execute(args: Options) -> int:
             found = diagnose(Path.cwd())
     finally:
         logging.disable(logging.NOTSET)
-    sys.stdout.write(json.dumps(found.to_dict(), indent=2) if args.json else _text(found))
-    sys.stdout.write("\n")
+    if args.json:
+        write_json(found.to_dict())
+    else:
+        sys.stdout.write(_text(found) + "\n")
     return 0 if found.works else 1
 
 
@@ -409,5 +410,4 @@ def _add(lines: list[str], title: str, rows: Mapping[str, Any]) -> None:
 
 
 def _wrapped(text: str, first: str, others: str) -> list[str]:
-    wide: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=others, **wide)
+    return lines_of(text, _WIDTH, first, others)

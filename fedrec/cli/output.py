@@ -11,7 +11,7 @@ from typing import Any
 
 from fedrec.exceptions import FedrecError, RecipeError
 
-__all__ = ["definitions", "error_as_json", "wrapped", "write_json"]
+__all__ = ["definitions", "error_as_json", "lines_of", "wrapped", "write_json"]
 
 
 def write_json(value: Any) -> None:
@@ -55,14 +55,7 @@ def definitions(texts: Mapping[str, str], width: int | None = None) -> str:
     for name, text in texts.items():
         first = f"{name:<{longest}}" if beside else indent
         lines += [] if beside else [name]
-        lines += textwrap.wrap(
-            text,
-            width,
-            initial_indent=first,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ) or [first.rstrip()]
+        lines += lines_of(text, width, first, indent) or [first.rstrip()]
     return "\n".join(lines)
 
 
@@ -83,10 +76,27 @@ def wrapped(text: str, width: int | None = None) -> str:
     lines = []
     for line in text.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
-        lines += textwrap.wrap(
-            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        ) or [""]
+        lines += lines_of(line, width, "", indent) or [""]
     return "\n".join(lines)
+
+
+def lines_of(text: str, width: int, first: str, others: str) -> list[str]:
+    """Return text in lines, broken between words alone.
+
+    Args:
+        text: The text.
+        width: Letters in a line.
+        first: What the first line begins with.
+        others: What the other lines begin with.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # A column of text that is narrower is hard to read.
