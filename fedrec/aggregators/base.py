@@ -147,6 +147,19 @@ class Aggregator(Component, ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
 
+    def _global_weights(self, ctx: RoundContext | None) -> Tensor:
+        """Return the round's global weights, shape $(d,)$, for a rule that cannot do without.
+
+        Raises:
+            AggregationError: If there is no context.
+        """
+        if ctx is None:
+            raise AggregationError(
+                f"{type(self).__name__} needs the global weights. HINT: use it in a FederatedLoop, "
+                "or pass a RoundContext with them."
+            )
+        return ctx.global_weights
+
     def _no_effect(self, reason: str, updates: Tensor) -> Tensor:
         """Warn that no update is used, and return zeros, shape $(d,)$; called by `aggregate`.
 
