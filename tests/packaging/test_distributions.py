@@ -6,6 +6,7 @@ the environment that runs the tests, reached by a `.pth` file.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,7 +17,6 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-
 LEFT_OUT = {".pre-commit-config.yaml"}
 
 pytestmark = pytest.mark.skipif(
-    find_spec("hatchling") is None, reason="hatchling, which builds wheels, is not installed"
+    importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds wheels, is not installed"
 )
 
 
@@ -112,10 +112,44 @@ def test_metadata_are_valid_and_say_what_pyproject_says(wheel: Path) -> None:
     assert str(metadata.version) == fedrec.__version__
     assert metadata.license_expression == "Apache-2.0"
     assert metadata.description_content_type == "text/markdown"
-    assert message_from_string(text).get_payload() == (REPOSITORY / "README.md").read_text()
+    assert message_from_string(text).get_payload() == description(PROJECT.get("urls", {}))
     needed = {Requirement(text) for text in PROJECT["dependencies"]}
     assert {r for r in metadata.requires_dist or () if r.marker is None} == needed
     assert set(metadata.provides_extra or ()) == set(PROJECT["optional-dependencies"])
+
+
+def description(urls: dict[str, str]) -> str:
+    """Return the description as the build makes it of the README."""
+    path = REPOSITORY / "hatch_build.py"
+    spec = importlib.util.spec_from_file_location("hatch_build", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    metadata = {"urls": urls, "version": "1.2.3"}
+    module.DescriptionHook(str(REPOSITORY), {}).update(metadata)
+    text: str = metadata["readme"]["text"]
+    return text
+
+
+def test_links_of_the_description_lead_to_the_files_of_its_release() -> None:
+    before = (REPOSITORY / "README.md").read_text()
+    text = description({"Repository": "https://example.org/fedrec"})
+    links = re.findall(r"\]\(([^()]+)\)", text)
+    assert len(links) == len(re.findall(r"\]\(", before)) > 30
+    assert [link for link in links if not link.startswith("https://")] == []
+    start = "https://example.org/fedrec"
+    assert f"]({start}/blob/v1.2.3/docs/reproduction.md#an-anchored-estimate)" in text
+    assert f"]({start}/raw/v1.2.3/docs/assets/quickstart.svg)" in text
+    own = re.sub(rf"{start}/\w+/v1\.2\.3/", "", text)
+    assert own == before
+
+
+def test_without_an_address_the_description_has_words_in_place_of_links() -> None:
+    text = description({})
+    assert re.findall(r"\]\((?!https://)", text) == []
+    assert "- Results: the tables above for several seeds" in text
+    assert "![" not in text
 
 
 def test_classifiers_name_every_python_since_the_oldest() -> None:
