@@ -29,7 +29,8 @@ def described(text: str, repository: str | None, tag: str) -> str:
 
     Args:
         text: The README, whose links are relative to it.
-        repository: Where the repository is, or `None`: then links are their words, pictures left out.
+        repository: Where the repository is, or `None`: then links are their words, and pictures
+            are left out.
         tag: The release, so that its description shows its files and not newer ones.
     """
 

@@ -31,7 +31,8 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-
 LEFT_OUT = {".pre-commit-config.yaml"}
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds wheels, is not installed"
+    importlib.util.find_spec("hatchling") is None,
+    reason="hatchling, which builds wheels, is not installed",
 )
 
 
