@@ -111,7 +111,7 @@ def table(names: list[Name]) -> str:
     lines = []
     for group in sorted({name.group for name in names}):
         lines += [f"\n### {group}\n" if group else "", "| Name | What it is |", "|---|---|"]
-        for name in names:
+        for name in sorted(names, key=lambda name: name.title.lower()):
             if name.group == group:
                 summary = re.sub(r"(?<!\\)\|", r"\\|", name.summary)
                 lines.append(f"| [`{name.title}`][{name.path}] | {summary} |")
