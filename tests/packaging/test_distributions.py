@@ -29,6 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Of the files in git, those that a packager has no use for.
 LEFT_OUT = {".pre-commit-config.yaml"}
+# Options of pip.
+OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None,
@@ -75,6 +77,11 @@ def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
+
+
+def checksums(wheel: Path) -> dict[str, int]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {info.filename: info.CRC for info in archive.infolist()}
 
 
 def files(folder: Path, pattern: str = "*") -> set[str]:
@@ -161,18 +168,20 @@ def test_classifiers_name_every_python_since_the_oldest() -> None:
 
 
 @pytest.mark.slow
+def test_pip_makes_the_same_wheel_of_the_sdist(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    python("-m", "pip", "wheel", *OFFLINE, "--wheel-dir", tmp_path, sdist)
+    (made,) = tmp_path.iterdir()
+    assert checksums(made) == checksums(wheel)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_installed_alone_it_runs_the_quickstart(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    distribution: Path = request.getfixturevalue(kind)
+def test_installed_alone_it_runs_the_quickstart(wheel: Path, tmp_path: Path) -> None:
     python("-m", "venv", "--without-pip", tmp_path / "venv")
     installed = tmp_path / "venv" / "bin" / "python"
     site = python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", path=installed)
     (Path(site.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    python("-m", "pip", "--python", installed, "install", *options, distribution)
+    python("-m", "pip", "--python", installed, "install", *OFFLINE, wheel)
     where = tmp_path / "elsewhere"
     where.mkdir()
     assert python("-c", "import fedrec; print(fedrec.__file__)", path=installed, cwd=where) == (
