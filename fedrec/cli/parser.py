@@ -98,7 +98,7 @@ def command_line(call: Call) -> click.Group:
     click.version_option(__version__, message="fedrec %(version)s")(group)
     for command in (*_of_recipes(call), *_of_runs(call), *_of_components(call), *_to_start(call)):
         group.add_command(command)
-    history = _Group("history", help="Look into the history of a run, and after it.")
+    history = _Group("history", help="Look into the history of a run, and after it")
     for command in _of_histories(call):
         history.add_command(command)
     group.add_command(history)
