@@ -184,27 +184,22 @@ document.body.append(frame);
 </script>"""
 
 
-def built(folder: Path) -> Path:
-    """Return the site as `make docs` left it, or build it if what it is made from is newer."""
-    folders = [REPOSITORY / name for name in ("docs", "fedrec", "recipes", "mkdocs_hooks")]
-    # Folders, too: they are newer when something is gone from them.
-    found = [REPOSITORY / "mkdocs.yml", *(p for top in folders for p in top.rglob("*"))]
-    newest = max(p.stat().st_mtime for p in found if "__pycache__" not in p.parts)
-    site = REPOSITORY / "site"
-    index = site / "index.html"
-    if index.exists() and index.stat().st_mtime > newest:
-        return site
-    site = folder / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
-    subprocess.run([*command, site], cwd=REPOSITORY, check=True, capture_output=True)
-    return site
-
-
-@pytest.mark.slow  # opens most of the site
+@pytest.mark.slow  # builds the site, and opens most of it
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_pages_fit_a_phone_and_ask_nobody(tmp_path: Path) -> None:
-    site = built(tmp_path)
+    site = tmp_path / "site"
+    build = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(site),
+    ]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
     pages = [p.relative_to(site).as_posix() for p in sorted(site.rglob("*.html"))]
     # The page for what is not found is for a server: it looks for everything at its root. Of the
     # pages of single names, those with a formula on a line of its own, which can be too wide.
@@ -215,19 +210,17 @@ def test_pages_fit_a_phone_and_ask_nobody(tmp_path: Path) -> None:
     plain = {p for p in single if '<math display="block"' not in (site / p).read_text("utf-8")}
     assert set(pages) > single > plain
     pages = [page for page in pages if page not in plain]
-    harness = tmp_path / "harness.html"
-    addresses = [(site / page).as_uri() for page in pages]
-    harness.write_text(_HARNESS % json.dumps(addresses), encoding="utf-8")
+    (site / "harness.html").write_text(_HARNESS % json.dumps(pages), encoding="utf-8")
     assert BROWSER is not None
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}",
-        "--enable-logging=stderr", "--v=0", "--dump-dom", harness.as_uri(),
+        "--enable-logging=stderr", "--v=0", "--dump-dom", (site / "harness.html").as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     body = re.search(r"<body>(.*)</body>", done.stdout, re.DOTALL)
     assert body is not None
     found = json.loads(unescape(body[1]))
-    assert found["seen"] == [address.removeprefix("file://") for address in addresses]
+    assert found["seen"] == [(site / page).as_uri().removeprefix("file://") for page in pages]
     assert found["wrong"] == []
     assert [line for line in done.stderr.splitlines() if ":CONSOLE" in line] == []
