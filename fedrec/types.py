@@ -187,6 +187,17 @@ class CohortUpdates:
             return self
         return replace(self, updates=self.updates.to(device))
 
+    def refusing(self, reasons: Mapping[str, str]) -> CohortUpdates:
+        """Return the updates without those of some clients, who are refused.
+
+        Args:
+            reasons: Why, by client.
+        """
+        if not reasons:
+            return self
+        kept = self.select([c for c in self.client_ids if c not in reasons])
+        return replace(kept, refused={**self.refused, **reasons})
+
     def select(self, client_ids: Sequence[str]) -> CohortUpdates:
         """Return the updates of some clients, in the given order, with all refusals.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 # Seconds in which a process that still lives says that it waits for another.
 _PATIENCE = 3.0
+_HINT = "HINT: what was recorded is kept; start all ranks again to go on."
 
 
 class Ranks:
@@ -117,6 +119,29 @@ class Ranks:
             raise other
         return result  # type: ignore[return-value]
 
+    def each(self, function: Callable[[], T]) -> list[T]:
+        """Call a function in every rank; return what each returns, in order.
+
+        Raises:
+            Exception: What the function raised in this rank.
+            RankError: If it raised something in another one.
+        """
+        if self.size == 1:
+            return [function()]
+        result: T | None = None
+        failed: Exception | None = None
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001 - raised again below, once all ranks know
+            failed = error
+        found = self.gather((result, None if failed is None else _in_short(failed)))
+        if failed is not None:
+            raise failed
+        for rank, (_, why) in enumerate(found):
+            if why is not None:
+                raise RankError(f"Rank {rank} has failed ({why}), which ends all others. {_HINT}")
+        return [result for result, _ in found]  # type: ignore[misc]
+
     def rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
         """Return the rows of all ranks, those of rank 0 first.
 
@@ -139,7 +164,7 @@ class Ranks:
             padded = torch.cat([part, part.new_zeros(most - len(part), width)])
         found = part.new_empty(self.size * most, width)
         with self._together():
-            dist.all_gather_into_tensor(found, padded)
+            dist.all_gather(list(found.chunk(self.size)), padded)
         self.sent_bytes += padded.nbytes * (self.size - 1)
         if min(counts) == most:
             return found
@@ -163,12 +188,14 @@ class Ranks:
             return part
         widths = [self.block(part.shape[1], r) for r in range(self.size)]
         own = widths[self.rank]
-        send = [part[:, block].contiguous() for block in widths]
-        found = [part.new_empty(k, own.stop - own.start) for k in counts]
+        send = torch.cat([part[:, block].flatten() for block in widths])
+        found = part.new_empty(sum(counts), own.stop - own.start)
+        leaving = [len(part) * (block.stop - block.start) for block in widths]
+        arriving = [k * found.shape[1] for k in counts]
         with self._together():
-            dist.all_to_all(found, send)
-        self.sent_bytes += sum(x.nbytes for x in send) - send[self.rank].nbytes
-        return torch.cat(found)
+            dist.all_to_all_single(found.view(-1), send, arriving, leaving)
+        self.sent_bytes += send.nbytes - leaving[self.rank] * send.element_size()
+        return found
 
     def block(self, width: int, rank: int | None = None) -> slice:
         """Return the columns that are a rank's own: of this one, unless another is named."""
@@ -224,24 +251,21 @@ class Ranks:
     def leave(self, error: BaseException) -> None:
         """Tell the other ranks why this one leaves; not called by all ranks."""
         if self._store is not None and not isinstance(error, RankError):
-            text = str(error).splitlines()
-            reason = f"{type(error).__name__}: {text[0] if text else ''}"
             with suppress(RuntimeError):  # the board is gone with rank 0
-                self._store.set(f"left/{self.rank}", reason)
+                self._store.set(f"left/{self.rank}", _in_short(error))
 
     @contextmanager
     def _together(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            raise RankError(self._who_is_missing()) from error
+            raise RankError(self._who_is_missing(error)) from error
 
-    def _who_is_missing(self) -> str:
+    def _who_is_missing(self, error: RuntimeError) -> str:
         """Find out why a rank did not answer, by what the ranks have left on the board."""
-        hint = "HINT: what was recorded is kept; start all ranks again to go on."
         store = self._store
         if store is None:
-            return f"The ranks could not find each other. {hint}"
+            return f"The ranks cannot find each other ({_in_short(error)}). {_HINT}"
         try:
             store.set(f"waits/{self.rank}", "")
             until = time.monotonic() + _PATIENCE
@@ -251,22 +275,26 @@ class Ranks:
                 for r in others:
                     if store.check([f"left/{r}"]):
                         why = store.get(f"left/{r}").decode()
-                        return f"Rank {r} has failed ({why}), which ends all others. {hint}"
+                        return f"Rank {r} has failed ({why}), which ends all others. {_HINT}"
                 silent = [r for r in others if not store.check([f"waits/{r}"])]
                 time.sleep(0.05)
         except (RuntimeError, OSError):
             silent = [0]  # the board is rank 0's
         if not silent:
-            return f"The ranks lost their connection. {hint}"
+            return f"The ranks cannot talk to each other ({_in_short(error)}). {_HINT}"
         names = ", ".join(map(str, silent))
         noun = "Rank" if len(silent) == 1 else "Ranks"
-        return f"{noun} {names} died, or did not answer in time, which ends all others. {hint}"
+        return f"{noun} {names} died, or did not answer in time, which ends all others. {_HINT}"
+
+
+def _in_short(error: BaseException) -> str:
+    """Return an error in one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _portable(error: Exception) -> Exception:
     """Return an error that can be sent to another process."""
-    import pickle
-
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - made in this line
     except Exception:  # noqa: BLE001 - whatever an error class makes of it
