@@ -47,7 +47,7 @@ from fedrec.loop.logs import MetricsLog
 from fedrec.loop.plan import plan_text
 from fedrec.loop.round import Engine
 
-__all__ = ["Runtime", "keep_freed_memory"]
+__all__ = ["Runtime", "default_shards", "keep_freed_memory"]
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Runtime:
         """
         ranks, number = self.ranks, recorded or self.settings.num_shards
         if number is None:
-            number = 1 if ranks.size == 1 else min(max(_SHARDS, ranks.size), len(client_ids))
+            number = min(default_shards(ranks.size), len(client_ids))
         elif self.settings.num_shards not in (None, number):
             raise ConfigurationError(
                 expected("num_shards", f"{number}, as in the recording", self.settings.num_shards)
@@ -352,6 +352,11 @@ class Runtime:
         """Whether the curve has a point after round `t`."""
         every = self.settings.eval_every or math.ceil(max_rounds / 20)
         return (t + 1) % every == 0 or t == max_rounds - 1
+
+
+def default_shards(num_ranks: int) -> int:
+    """Return the number of shards for so many processes, where nothing else is said."""
+    return 1 if num_ranks == 1 else max(_SHARDS, num_ranks)
 
 
 @cache
