@@ -109,7 +109,7 @@ class ShardedHistory(HistoryStore):
         ConfigurationError: If an argument is not one that `LMDBHistory` takes.
 
     Examples:
-        >>> import tempfile, torch
+        >>> import os, tempfile, torch
         >>> from fedrec.types import CohortUpdates, RoundRecord
         >>> manifest = Manifest(
         ...     model_fingerprint="f", num_parameters=2, clients={"a": 10, "b": 20}, seed=0,
@@ -126,7 +126,7 @@ class ShardedHistory(HistoryStore):
         >>> with tempfile.TemporaryDirectory() as path, ShardedHistory(path) as history:
         ...     history.begin(manifest)
         ...     history.write_round(record)
-        ...     print(sorted(p.name for p in Path(path).iterdir()))
+        ...     print(sorted(os.listdir(path)))
         ...     history.rounds(), history.read_round(0, ["b"]).updates
         ['shard-000', 'shard-001']
         (range(0, 1), tensor([[4., 5.]]))
@@ -377,12 +377,17 @@ class ShardedHistory(HistoryStore):
                 f"History `{self.path}` already holds a recording of {len(self.rounds())} rounds. "
                 "HINT: resume it, or record to another path."
             )
+        self.close()
         ranks = self._ranks
         if ranks is None:
+            self._remove_all()
             self._begin(manifest)
-        else:
-            shared = dataclasses.replace(manifest, store_id=ranks.broadcast(manifest.store_id))
-            _together(ranks, lambda: self._begin(shared))
+            return
+        shared = dataclasses.replace(manifest, store_id=ranks.broadcast(manifest.store_id))
+        if any(_together(ranks, lambda: bool(shard_folders(self._directory)))):
+            for rank in range(ranks.size):  # one by one, as they may have the same directory
+                _together(ranks, self._remove_all if rank == ranks.rank else lambda: None)
+        _together(ranks, lambda: self._begin(shared))
 
     def _begin(self, manifest: Manifest) -> None:
         num_shards = shards_of(manifest)
@@ -396,22 +401,22 @@ class ShardedHistory(HistoryStore):
             keep=manifest.keep if self.keep is None else self.keep,
         )
         require_room_for_all(self._directory, planned, self.map_size, own_shards=len(own))
-        self.close()
-        for shard in shard_folders(self._directory):
-            if shard in own or (rank == 0 and shard >= num_shards):
-                self._remove(shard)
-        for shard in own:
-            self._store(shard).begin(of_shard(manifest, shard))
+        try:
+            for shard in own:
+                self._store(shard).begin(of_shard(manifest, shard))
+        except BaseException:
+            self.close()
+            raise
         self._enter(num_shards)
 
-    def _remove(self, shard: int) -> None:
-        """Remove a shard that was made for a recording which could not be begun."""
-        folder = shard_folder(self._directory, shard)
-        lock = WriterLock(folder)
-        try:
-            shutil.rmtree(folder)
-        finally:
-            lock.release()
+    def _remove_all(self) -> None:
+        """Remove the shards of a recording that could not be begun."""
+        for folder in shard_folders(self._directory).values():
+            lock = WriterLock(folder)
+            try:
+                shutil.rmtree(folder)
+            finally:
+                lock.release()
 
     def write_round(self, record: RoundRecord) -> None:
         """Append a round; when this returns, own shards survive a power cut (see `sync_every`).
