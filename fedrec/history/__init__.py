@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedrec.history.memory import MemoryHistory
     from fedrec.history.retention import Retention
     from fedrec.history.rounds import RoundArrays, RoundIndex
+    from fedrec.history.sharded import ShardedHistory
     from fedrec.history.tools.export import Export, export_history
     from fedrec.history.tools.forget import Forgetting, forget
     from fedrec.history.tools.importing import Import, import_history
@@ -44,6 +45,7 @@ __all__ = [
     "Retention",
     "RoundArrays",
     "RoundIndex",
+    "ShardedHistory",
     "compact",
     "export_history",
     "forecast",
@@ -78,6 +80,7 @@ __getattr__, __dir__ = lazy(
         "Retention": "fedrec.history.retention",
         "RoundArrays": "fedrec.history.rounds",
         "RoundIndex": "fedrec.history.rounds",
+        "ShardedHistory": "fedrec.history.sharded",
         "compact": "fedrec.history.tools.repair",
         "forget": "fedrec.history.tools.forget",
         "export_history": "fedrec.history.tools.export",
