@@ -177,10 +177,6 @@ class CohortUpdates:
         """Bytes of the updates in this process."""
         return self.updates.nbytes
 
-    def whole(self) -> CohortUpdates:
-        """Return the updates of all clients in this process, wherever they are."""
-        return self
-
     def to(self, device: torch.device) -> CohortUpdates:
         """Return the updates on a device; the object itself if they are there."""
         if self.updates.device == device:

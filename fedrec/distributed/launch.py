@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from datetime import timedelta
+from functools import cache
 
 import torch
 from lightning_fabric import Fabric
@@ -17,8 +18,11 @@ from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 __all__ = ["launch"]
 
 
+@cache
 def launch(accelerator: str, devices: int, num_nodes: int, timeout: float) -> Ranks:
     """Start one process for each device, unless torchrun or SLURM have started them; join them.
+
+    Once in a process: after that, the same is returned.
 
     The processes that are started run the same command from its beginning, and come here, too.
 

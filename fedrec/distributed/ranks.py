@@ -31,7 +31,8 @@ class Ranks:
     With one process nothing is sent.
 
     Args:
-        device: Where tensors to be sent have to be: the rank's own.
+        device: Where tensors to be sent have to be, the rank's own, if the processes are those of
+            torch's process group; `None` for this process alone.
 
     Attributes:
         rank: Of this process, from 0 on.
@@ -49,9 +50,8 @@ class Ranks:
         #: Bytes of tensors that this rank has sent.
         self.sent_bytes = 0
         self._store: dist.Store | None = None
-        if dist.is_available() and dist.is_initialized():
+        if device is not None:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        if self.size > 1:
             self._connect()
 
     def _connect(self) -> None:

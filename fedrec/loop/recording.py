@@ -327,7 +327,6 @@ class Recording:
         # A component with a memory sees updates as stored: a resumed recording replays these.
         seen = sent
         if rule_has_memory or self.detector is not None or bool(attack_state):
-            sent = sent.whole()
             seen = dataclasses.replace(sent, updates=self.history.as_stored(sent.updates))
         if attack_state and engine.attack is not None:
             engine.attack.load_state_dict(attack_state)

@@ -202,7 +202,7 @@ class Engine:
         sent = SequentialExecutor().compute(fake, ctx.global_weights, ctx)
         if real:
             found = self.executor.compute(real, ctx.global_weights, ctx)
-            sent = _joined(found.whole(), sent)
+            sent = _joined(found, sent)
         return _part(sent, client_ids)
 
     def _require_usable(self, sent: CohortUpdates, asked: Sequence[str]) -> None:
@@ -235,7 +235,7 @@ class Engine:
         if not sees_all and self.attack is not None and self.attack.colludes:
             others = self.malicious.difference(asked)
             seen += [c for c in ctx.client_ids if c in others]
-        sent = self._craft(ctx, self._honest(ctx, seen, work, asked).whole())
+        sent = self._craft(ctx, self._honest(ctx, seen, work, asked))
         crafted = [i for i, c in enumerate(sent.client_ids) if c in self.malicious]
         bad = [crafted[i] for i in nonfinite_rows(sent.updates[crafted])]
         sent = sent.refusing(dict.fromkeys((sent.client_ids[i] for i in bad), NONFINITE))
@@ -247,7 +247,6 @@ class Engine:
         attackers = [c in self.malicious for c in sent.client_ids]
         if self.attack is None or not any(attackers):
             return sent
-        sent = sent.whole()
         aggregator = self.aggregator
         if aggregator.has_memory:  # an attacker that tries the rule out must not change its memory
             aggregator = copy.deepcopy(aggregator)

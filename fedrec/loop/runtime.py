@@ -176,7 +176,7 @@ class Runtime:
             status = "success"
         except BaseException as error:
             self.ranks.leave(error)
-            self._log_error(error)
+            self.log_error(error)
             self.call("on_exception", error)
             raise
         finally:
@@ -272,7 +272,7 @@ class Runtime:
         writes = self.ranks.is_first and not self.settings.fast_dev_run
         return self.settings.default_root_dir if writes else None
 
-    def _log_error(self, error: BaseException) -> None:
+    def log_error(self, error: BaseException) -> None:
         """Write why this process leaves, where there are several, to a file of its own."""
         folder = self.settings.default_root_dir
         if self.ranks.size > 1 and folder is not None:

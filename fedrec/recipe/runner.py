@@ -315,9 +315,13 @@ class _Session:
                         break
                     with suppress(*_ALIKE):  # rank 0 has raised it, too, and says so
                         self._do(step, arguments)
+            except BaseException as error:
+                self.ranks.leave(error)
+                self.loop.runtime.log_error(error)
+                raise
             finally:
                 self.history.close()
-                raise SystemExit(code)
+            raise SystemExit(code)
 
     # -- steps ----------------------------------------------------------------------------------
 

@@ -309,7 +309,7 @@ class FedRecover(ReplayRecoverer):
             updates = torch.where(normal.to(estimates.device)[:, None], estimates, updates)
         # Buffers are averaged over the clients that answered, as elsewhere; they are no rows here.
         joined = replace(
-            sent.whole(),
+            sent,
             client_ids=(*sent.client_ids, *missing),
             updates=torch.cat([sent.updates, updates]),
             num_samples=torch.cat([sent.num_samples, part.num_samples]),
@@ -360,7 +360,7 @@ class FedRecover(ReplayRecoverer):
         if self.diagnose:
             self._compare(record, estimates, normal, ctx)
         if record.client_ids == ctx.client_ids and bool(normal.all()):
-            return replace(record.sent.whole(), updates=estimates)
+            return replace(record.sent, updates=estimates)
         rows = {
             c: (estimates[i], record.num_samples[i])
             for i, c in enumerate(record.client_ids)

@@ -98,4 +98,4 @@ class UpdateFilter(Component):
             updates=sent.updates[passed.to(updates.device)],
             num_samples=sent.num_samples[passed],
         )
-        return replace(sent.whole(), updates=updates), trusted
+        return replace(sent, updates=updates), trusted
