@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import subprocess
+import sys
+import threading
+import time
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from fedrec.distributed.ranks import Ranks
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 
 __all__ = ["launch"]
+
+_BETWEEN_LOOKS = 0.2
+# Seconds until a process that hangs is ended, when another has died.
+_GRACE = 15.0
+# Seconds that other processes have to end with this one.
+_FOR_END = 5.0
+# Seconds that processes have to start and find each other.
+_FOR_START = 600.0
 
 
 @cache
@@ -42,12 +59,11 @@ def launch(accelerator: str, devices: int, num_nodes: int, timeout: float) -> Ra
     for log in logs:
         log.setLevel(logging.WARNING)
     try:
+        strategy = _Strategy(timeout=timedelta(seconds=max(timeout, _FOR_START)))
         fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            strategy=DDPStrategy(timeout=timedelta(seconds=timeout)),
+            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy
         )
+        atexit.register(_end, strategy)
         fabric.launch()
     except (RuntimeError, ValueError) as error:
         raise ConfigurationError(
@@ -63,7 +79,71 @@ def launch(accelerator: str, devices: int, num_nodes: int, timeout: float) -> Ra
         # What rank 0 says, all others would say, too.
         logging.getLogger("fedrec").setLevel(logging.CRITICAL)
         warnings.simplefilter("ignore", FedrecWarning)
-    return Ranks(fabric.device)
+    ranks = Ranks(fabric.device, timeout)
+    if strategy.children:
+        watch = partial(_watch, ranks, strategy.children)
+        threading.Thread(target=watch, name="fedrec-ranks", daemon=True).start()
+    return ranks
+
+
+class _Launcher(_SubprocessScriptLauncher):
+    """Starts processes as Lightning does, without its observer.
+
+    When one of them dies, that would kill this process, too, before it can say why it ends.
+    """
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.cluster_environment.validate_settings(
+            num_devices=self.num_processes, num_nodes=self.num_nodes
+        )
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+        return function(*args, **kwargs)
+
+
+class _Strategy(DDPStrategy):
+    @property
+    def children(self) -> Sequence[subprocess.Popen[bytes]]:
+        """The processes that this one has started."""
+        return getattr(self._launcher, "procs", ())
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if isinstance(self._launcher, _SubprocessScriptLauncher):
+            environment = self.cluster_environment
+            assert environment is not None
+            self._launcher = _Launcher(environment, self.num_processes, self.num_nodes)
+
+
+def _end(strategy: _Strategy) -> None:
+    """Leave no process behind that hangs: those that are well end with this one."""
+    until = time.monotonic() + _FOR_END
+    for child in strategy.children:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, until - time.monotonic()))
+    for child in strategy.children:
+        child.kill()
+
+
+def _watch(ranks: Ranks, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Say which of the started processes has died; end this one if it does not notice."""
+    while True:
+        time.sleep(_BETWEEN_LOOKS)
+        codes = [child.poll() for child in children]
+        if all(code == 0 for code in codes):
+            return
+        dead = next((i for i, code in enumerate(codes) if code), None)
+        if dead is None:
+            continue
+        code = codes[dead]
+        why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        rank = ranks.rank + dead + 1
+        ranks.say_of(rank, why)
+        time.sleep(_GRACE)  # for this process to raise an error
+        sys.stderr.write(f"Error: Rank {rank} has failed ({why}), which ends all others.\n")
+        for child in children:
+            child.kill()
+        os._exit(1)
 
 
 def _require_as_started(devices: int, num_nodes: int) -> None:

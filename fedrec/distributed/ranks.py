@@ -7,13 +7,17 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fedrec.exceptions import RankError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 __all__ = ["Ranks"]
 
@@ -33,6 +37,7 @@ class Ranks:
     Args:
         device: Where tensors to be sent have to be, the rank's own, if the processes are those of
             torch's process group; `None` for this process alone.
+        timeout: Seconds that a process waits for another.
 
     Attributes:
         rank: Of this process, from 0 on.
@@ -44,24 +49,28 @@ class Ranks:
         (0, 1, ['a'])
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device | None = None, timeout: float = 1800.0) -> None:
         self.device = torch.device("cpu") if device is None else device
         self.rank, self.size = 0, 1
         #: Bytes of tensors that this rank has sent.
         self.sent_bytes = 0
-        self._store: dist.Store | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._store: TCPStore | None = None
         if device is not None:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self._group = dist.new_group(timeout=timedelta(seconds=timeout))
             self._connect()
 
     def _connect(self) -> None:
         """Open the board on which ranks say why they leave: it works when others are gone."""
+        from torch._C._distributed_c10d import TCPStore
+
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        board: dist.TCPStore | None = None
         if self.rank == 0:
-            board = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        port = self.broadcast(None if board is None else board.port)
-        self._store = board or dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        port = self.broadcast(0 if self._store is None else self._store.port)
+        if self._store is None:
+            self._store = TCPStore(host, port, is_master=False, wait_for_workers=False)
 
     @property
     def is_first(self) -> bool:
@@ -81,7 +90,7 @@ class Ranks:
             return [value]
         values: list[Any] = [None] * self.size
         with self._together():
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def broadcast(self, value: T) -> T:
@@ -94,7 +103,7 @@ class Ranks:
             return value
         values = [value]
         with self._together():
-            dist.broadcast_object_list(values, src=0)
+            dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
     def once(self, function: Callable[[], T]) -> T:
@@ -164,7 +173,7 @@ class Ranks:
             padded = torch.cat([part, part.new_zeros(most - len(part), width)])
         found = part.new_empty(self.size * most, width)
         with self._together():
-            dist.all_gather(list(found.chunk(self.size)), padded)
+            dist.all_gather(list(found.chunk(self.size)), padded, group=self._group)
         self.sent_bytes += padded.nbytes * (self.size - 1)
         if min(counts) == most:
             return found
@@ -193,7 +202,7 @@ class Ranks:
         leaving = [len(part) * (block.stop - block.start) for block in widths]
         arriving = [k * found.shape[1] for k in counts]
         with self._together():
-            dist.all_to_all_single(found.view(-1), send, arriving, leaving)
+            dist.all_to_all_single(found.view(-1), send, arriving, leaving, group=self._group)
         self.sent_bytes += send.nbytes - leaving[self.rank] * send.element_size()
         return found
 
@@ -250,9 +259,15 @@ class Ranks:
 
     def leave(self, error: BaseException) -> None:
         """Tell the other ranks why this one leaves; not called by all ranks."""
-        if self._store is not None and not isinstance(error, RankError):
+        if not isinstance(error, RankError):
+            self.say_of(self.rank, _in_short(error))
+
+    def say_of(self, rank: int, why: str) -> None:
+        """Tell the other ranks why a rank has left, unless it has said so itself."""
+        if self._store is not None:
             with suppress(RuntimeError):  # the board is gone with rank 0
-                self._store.set(f"left/{self.rank}", _in_short(error))
+                if not self._store.check([f"left/{rank}"]):
+                    self._store.set(f"left/{rank}", why)
 
     @contextmanager
     def _together(self) -> Iterator[None]:

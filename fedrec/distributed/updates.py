@@ -70,7 +70,7 @@ class ShardedUpdates(CohortUpdates):
     ranks: Ranks
 
     @cached_property
-    def updates(self) -> Tensor:  # type: ignore[override]
+    def updates(self) -> Tensor:
         """Updates of all clients, shape $(m, d)$, gathered from all ranks."""
         ordered = self.sharding.in_order(self.client_ids)
         rows = self.ranks.rows(self.part, self.sharding.counts(self.client_ids))
@@ -124,6 +124,7 @@ class ShardedUpdates(CohortUpdates):
         counts = [0] * self.sharding.size
         for shard in shards:
             counts[self.sharding.owner(shard)] += 1
+        first: Tensor
         first, *others = self.ranks.rows(torch.cat(sums), counts)
         total = first.clone()
         for other in others:

@@ -32,13 +32,13 @@ class ShardedExecutor(Executor):
         ranks: The processes.
     """
 
-    def __init__(self, make: Callable[[], Executor], sharding: Sharding, ranks: Ranks) -> None:
+    def __init__(self, *, make: Callable[[], Executor], sharding: Sharding, ranks: Ranks) -> None:
         self._sharding, self._ranks = sharding, ranks
         self._executors = {shard: make() for shard in sharding.own}
         self._departure: Mapping[str, Any] | None = None
 
     @property
-    def departure(self) -> Mapping[str, Any] | None:  # type: ignore[override]
+    def departure(self) -> Mapping[str, Any] | None:
         """Why the first shard left its plan; all others do so after the round."""
         return self._departure
 

@@ -201,7 +201,7 @@ class Runtime:
         """
         executor = self.settings.executor
         if sharding is not None:
-            return ShardedExecutor(self._make_executor, sharding, self.ranks)
+            return ShardedExecutor(make=self._make_executor, sharding=sharding, ranks=self.ranks)
         return executor if isinstance(executor, Executor) else self._make_executor()
 
     def _make_executor(self) -> Executor:

@@ -74,9 +74,10 @@ def recording_part(recipe: Recipe, parts: Parts) -> dict[str, Any]:
     part["federation"] = _given(federation, Federation.from_data, seed=seed, local_steps=1)
     part["record"] = _given(config.get("record"), FederatedLoop.record)
     loop = _given(config.get("loop"), FederatedLoop, seed=seed) or {}
-    part["loop"] = {key: loop[key] for key in _PLAN if key in loop}
+    planned = {key: loop[key] for key in _PLAN if key in loop}
     if num_shards(loop) > 1:
-        part["loop"]["num_shards"] = num_shards(loop)
+        planned["num_shards"] = num_shards(loop)
+    part["loop"] = planned
     part["history"] = _stored(config.get("history"))
     part["detector"] = config.get("detector") if parts.stop_on_detection else None
     return part
