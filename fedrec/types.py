@@ -177,15 +177,22 @@ class CohortUpdates:
         """Bytes of the updates in this process."""
         return self.updates.nbytes
 
-    def whole(self) -> CohortUpdates:
-        """Return the updates of all clients in this process, wherever they are."""
-        return self
-
     def to(self, device: torch.device) -> CohortUpdates:
         """Return the updates on a device; the object itself if they are there."""
         if self.updates.device == device:
             return self
         return replace(self, updates=self.updates.to(device))
+
+    def refusing(self, reasons: Mapping[str, str]) -> CohortUpdates:
+        """Return the updates without those of some clients, who are refused.
+
+        Args:
+            reasons: Why, by client.
+        """
+        if not reasons:
+            return self
+        kept = self.select([c for c in self.client_ids if c not in reasons])
+        return replace(kept, refused={**self.refused, **reasons})
 
     def select(self, client_ids: Sequence[str]) -> CohortUpdates:
         """Return the updates of some clients, in the given order, with all refusals.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,12 +16,16 @@ from torch import Tensor
 
 from fedrec.exceptions import RankError
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
 __all__ = ["Ranks"]
 
 T = TypeVar("T")
 
 # Seconds in which a process that still lives says that it waits for another.
 _PATIENCE = 3.0
+_HINT = "HINT: what was recorded is kept; start all ranks again to go on."
 
 
 class Ranks:
@@ -29,7 +35,9 @@ class Ranks:
     With one process nothing is sent.
 
     Args:
-        device: Where tensors to be sent have to be: the rank's own.
+        device: Where tensors to be sent have to be, the rank's own, if the processes are those of
+            torch's process group; `None` for this process alone.
+        timeout: Seconds that a process waits for another.
 
     Attributes:
         rank: Of this process, from 0 on.
@@ -41,25 +49,28 @@ class Ranks:
         (0, 1, ['a'])
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device | None = None, timeout: float = 1800.0) -> None:
         self.device = torch.device("cpu") if device is None else device
         self.rank, self.size = 0, 1
         #: Bytes of tensors that this rank has sent.
         self.sent_bytes = 0
-        self._store: dist.Store | None = None
-        if dist.is_available() and dist.is_initialized():
+        self._group: dist.ProcessGroup | None = None
+        self._store: TCPStore | None = None
+        if device is not None:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        if self.size > 1:
+            self._group = dist.new_group(timeout=timedelta(seconds=timeout))
             self._connect()
 
     def _connect(self) -> None:
         """Open the board on which ranks say why they leave: it works when others are gone."""
+        from torch._C._distributed_c10d import TCPStore
+
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        board: dist.TCPStore | None = None
         if self.rank == 0:
-            board = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        port = self.broadcast(None if board is None else board.port)
-        self._store = board or dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        port = self.broadcast(0 if self._store is None else self._store.port)
+        if self._store is None:
+            self._store = TCPStore(host, port, is_master=False, wait_for_workers=False)
 
     @property
     def is_first(self) -> bool:
@@ -79,7 +90,7 @@ class Ranks:
             return [value]
         values: list[Any] = [None] * self.size
         with self._together():
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def broadcast(self, value: T) -> T:
@@ -92,7 +103,7 @@ class Ranks:
             return value
         values = [value]
         with self._together():
-            dist.broadcast_object_list(values, src=0)
+            dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
     def once(self, function: Callable[[], T]) -> T:
@@ -117,6 +128,29 @@ class Ranks:
             raise other
         return result  # type: ignore[return-value]
 
+    def each(self, function: Callable[[], T]) -> list[T]:
+        """Call a function in every rank; return what each returns, in order.
+
+        Raises:
+            Exception: What the function raised in this rank.
+            RankError: If it raised something in another one.
+        """
+        if self.size == 1:
+            return [function()]
+        result: T | None = None
+        failed: Exception | None = None
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001 - raised again below, once all ranks know
+            failed = error
+        found = self.gather((result, None if failed is None else _in_short(failed)))
+        if failed is not None:
+            raise failed
+        for rank, (_, why) in enumerate(found):
+            if why is not None:
+                raise RankError(f"Rank {rank} has failed ({why}), which ends all others. {_HINT}")
+        return [result for result, _ in found]  # type: ignore[misc]
+
     def rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
         """Return the rows of all ranks, those of rank 0 first.
 
@@ -139,7 +173,7 @@ class Ranks:
             padded = torch.cat([part, part.new_zeros(most - len(part), width)])
         found = part.new_empty(self.size * most, width)
         with self._together():
-            dist.all_gather_into_tensor(found, padded)
+            dist.all_gather(list(found.chunk(self.size)), padded, group=self._group)
         self.sent_bytes += padded.nbytes * (self.size - 1)
         if min(counts) == most:
             return found
@@ -163,12 +197,14 @@ class Ranks:
             return part
         widths = [self.block(part.shape[1], r) for r in range(self.size)]
         own = widths[self.rank]
-        send = [part[:, block].contiguous() for block in widths]
-        found = [part.new_empty(k, own.stop - own.start) for k in counts]
+        send = torch.cat([part[:, block].flatten() for block in widths])
+        found = part.new_empty(sum(counts), own.stop - own.start)
+        leaving = [len(part) * (block.stop - block.start) for block in widths]
+        arriving = [k * found.shape[1] for k in counts]
         with self._together():
-            dist.all_to_all(found, send)
-        self.sent_bytes += sum(x.nbytes for x in send) - send[self.rank].nbytes
-        return torch.cat(found)
+            dist.all_to_all_single(found.view(-1), send, arriving, leaving, group=self._group)
+        self.sent_bytes += send.nbytes - leaving[self.rank] * send.element_size()
+        return found
 
     def block(self, width: int, rank: int | None = None) -> slice:
         """Return the columns that are a rank's own: of this one, unless another is named."""
@@ -223,25 +259,28 @@ class Ranks:
 
     def leave(self, error: BaseException) -> None:
         """Tell the other ranks why this one leaves; not called by all ranks."""
-        if self._store is not None and not isinstance(error, RankError):
-            text = str(error).splitlines()
-            reason = f"{type(error).__name__}: {text[0] if text else ''}"
+        if not isinstance(error, RankError):
+            self.say_of(self.rank, _in_short(error))
+
+    def say_of(self, rank: int, why: str) -> None:
+        """Tell the other ranks why a rank has left, unless it has said so itself."""
+        if self._store is not None:
             with suppress(RuntimeError):  # the board is gone with rank 0
-                self._store.set(f"left/{self.rank}", reason)
+                if not self._store.check([f"left/{rank}"]):
+                    self._store.set(f"left/{rank}", why)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            raise RankError(self._who_is_missing()) from error
+            raise RankError(self._who_is_missing(error)) from error
 
-    def _who_is_missing(self) -> str:
+    def _who_is_missing(self, error: RuntimeError) -> str:
         """Find out why a rank did not answer, by what the ranks have left on the board."""
-        hint = "HINT: what was recorded is kept; start all ranks again to go on."
         store = self._store
         if store is None:
-            return f"The ranks could not find each other. {hint}"
+            return f"The ranks cannot find each other ({_in_short(error)}). {_HINT}"
         try:
             store.set(f"waits/{self.rank}", "")
             until = time.monotonic() + _PATIENCE
@@ -251,22 +290,26 @@ class Ranks:
                 for r in others:
                     if store.check([f"left/{r}"]):
                         why = store.get(f"left/{r}").decode()
-                        return f"Rank {r} has failed ({why}), which ends all others. {hint}"
+                        return f"Rank {r} has failed ({why}), which ends all others. {_HINT}"
                 silent = [r for r in others if not store.check([f"waits/{r}"])]
                 time.sleep(0.05)
         except (RuntimeError, OSError):
             silent = [0]  # the board is rank 0's
         if not silent:
-            return f"The ranks lost their connection. {hint}"
+            return f"The ranks cannot talk to each other ({_in_short(error)}). {_HINT}"
         names = ", ".join(map(str, silent))
         noun = "Rank" if len(silent) == 1 else "Ranks"
-        return f"{noun} {names} died, or did not answer in time, which ends all others. {hint}"
+        return f"{noun} {names} died, or did not answer in time, which ends all others. {_HINT}"
+
+
+def _in_short(error: BaseException) -> str:
+    """Return an error in one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _portable(error: Exception) -> Exception:
     """Return an error that can be sent to another process."""
-    import pickle
-
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - made in this line
     except Exception:  # noqa: BLE001 - whatever an error class makes of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class ShardedUpdates(CohortUpdates):
 
     All else is the same in all ranks. `updates` gathers the rows of all ranks when it is first
     asked for, in all of them at once: who needs less takes `part`, `columns` or `weighted_sum`.
+    What `dataclasses.replace` makes of it is plain `CohortUpdates`.
 
     Args:
         part: The updates of this rank's clients, shape $(m_r, d)$, in the order of the shards.
@@ -32,6 +34,10 @@ class ShardedUpdates(CohortUpdates):
         buffers: Of all clients.
         costs: Of all ranks.
     """
+
+    def __new__(cls, **given: Any) -> CohortUpdates:  # type: ignore[misc]
+        """Make one; but for `dataclasses.replace`, which has no `part`, the plain kind."""
+        return super().__new__(cls) if "part" in given else CohortUpdates(**given)
 
     def __init__(
         self,
@@ -64,7 +70,7 @@ class ShardedUpdates(CohortUpdates):
     ranks: Ranks
 
     @cached_property
-    def updates(self) -> Tensor:  # type: ignore[override]
+    def updates(self) -> Tensor:
         """Updates of all clients, shape $(m, d)$, gathered from all ranks."""
         ordered = self.sharding.in_order(self.client_ids)
         rows = self.ranks.rows(self.part, self.sharding.counts(self.client_ids))
@@ -82,18 +88,6 @@ class ShardedUpdates(CohortUpdates):
     def num_bytes(self) -> int:
         """Bytes of the updates in this process."""
         return self.part.nbytes
-
-    def whole(self) -> CohortUpdates:
-        """Return the updates of all clients in this process."""
-        return CohortUpdates(
-            client_ids=self.client_ids,
-            updates=self.updates,
-            num_samples=self.num_samples,
-            metrics=self.metrics,
-            refused=self.refused,
-            buffers=self.buffers,
-            costs=self.costs,
-        )
 
     def columns(self, width: int) -> tuple[Tensor, Tensor]:
         """Return this rank's columns of the updates of all clients.
@@ -130,6 +124,7 @@ class ShardedUpdates(CohortUpdates):
         counts = [0] * self.sharding.size
         for shard in shards:
             counts[self.sharding.owner(shard)] += 1
+        first: Tensor
         first, *others = self.ranks.rows(torch.cat(sums), counts)
         total = first.clone()
         for other in others:
