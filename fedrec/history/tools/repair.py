@@ -259,7 +259,7 @@ def _plan(whole: Parts, progress: Progress | None) -> dict[str, Any]:
         lists.append(_lists(part))
     if whole.sharded and not damage:
         damage = _disagreement(whole, min(counts))
-    plan = {
+    plan: dict[str, Any] = {
         "store_id": uuid.uuid4().hex,
         "damage": [dataclasses.asdict(d) for d in damage],
         "rounds_before": min(counts),

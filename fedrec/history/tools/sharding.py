@@ -12,7 +12,7 @@ from pathlib import Path
 from fedrec._checks import check_int
 from fedrec._files import sync
 from fedrec.distributed.sharding import Sharding
-from fedrec.exceptions import HistoryError
+from fedrec.exceptions import ConfigurationError, HistoryError, expected
 from fedrec.history.lmdb.encryption import Keys
 from fedrec.history.lmdb.encryption import master_key as read_master_key
 from fedrec.history.lmdb.errors import full_disk
@@ -91,6 +91,9 @@ def shard_history(
 
     def manifests(manifest: Manifest) -> list[tuple[Manifest, frozenset[int]]]:
         ids = tuple(manifest.clients)
+        if num_shards > len(ids):
+            requirement = f"at most the {len(ids)} clients"
+            raise ConfigurationError(expected("num_shards", requirement, num_shards))
         sharding = Sharding(client_ids=ids, num_shards=num_shards)
         execution = {**manifest.execution, NUM_SHARDS: num_shards}
         whole = dataclasses.replace(manifest, execution=execution)
