@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from fedrec.history.tools.importing import Import, import_history
     from fedrec.history.tools.info import HistoryInfo, info
     from fedrec.history.tools.repair import Compaction, Repair, compact, repair
+    from fedrec.history.tools.sharding import Conversion, merge_history, shard_history
     from fedrec.history.view import HistoryView
 
 __all__ = [
     "Codec",
     "Compaction",
+    "Conversion",
     "Damage",
     "Encoded",
     "Export",
@@ -52,10 +54,12 @@ __all__ = [
     "forget",
     "import_history",
     "info",
+    "merge_history",
     "new_key",
     "register_codec",
     "register_derived",
     "repair",
+    "shard_history",
 ]
 
 # Lazy, so that the on-disk core can be used without importing torch.
@@ -64,6 +68,7 @@ __getattr__, __dir__ = lazy(
     {
         "Codec": "fedrec.history.codecs",
         "Compaction": "fedrec.history.tools.repair",
+        "Conversion": "fedrec.history.tools.sharding",
         "Damage": "fedrec.history.lmdb.damage",
         "Encoded": "fedrec.history.codecs",
         "Forgetting": "fedrec.history.tools.forget",
@@ -91,5 +96,7 @@ __getattr__, __dir__ = lazy(
         "register_codec": "fedrec.history.codecs",
         "register_derived": "fedrec._derived",
         "repair": "fedrec.history.tools.repair",
+        "merge_history": "fedrec.history.tools.sharding",
+        "shard_history": "fedrec.history.tools.sharding",
     },
 )

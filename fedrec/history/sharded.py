@@ -26,8 +26,12 @@ from fedrec.history.lmdb.records import StoredManifest
 from fedrec.history.lmdb.shards import (
     SHARD,
     ShardSnapshots,
+    damage_of_shard,
+    missing,
+    mixed,
     of_shard,
     of_whole,
+    require_repaired,
     shard_folder,
     shard_folders,
     shards_of,
@@ -213,6 +217,7 @@ class ShardedHistory(HistoryStore):
                 "`LMDBHistory`, or make shards of it with "
                 f"`fedrec history shard {self.path} NEW --shards 8`."
             )
+        require_repaired(self._directory)
         found = {}
         for shard, folder in shard_folders(self._directory).items():
             store = self._store(shard)
@@ -248,23 +253,16 @@ class ShardedHistory(HistoryStore):
         if len({shard[:2] for shard in seen}) > 1:
             if not has_rounds:
                 return None
-            raise HistoryFormatError(
-                f"The shards of history `{self.path}` are not of one recording. HINT: restore the "
-                "history from a copy."
-            )
+            raise mixed(self.path)
         num_shards, clients = seen[0].num_shards, tuple(map(str, range(seen[0].num_clients)))
         sharding = Sharding(client_ids=clients, num_shards=num_shards, size=len(found))
         own = {shard: found[sharding.owner(shard)].get(shard) for shard in range(num_shards)}
-        missing = [shard for shard, one in own.items() if one is None]
-        if missing and has_rounds:
-            names = ", ".join(shard_folder(self.path, shard).name for shard in missing[:10])
-            ranks = ", ".join(map(str, sorted({sharding.owner(shard) for shard in missing})))
+        absent = [shard for shard, one in own.items() if one is None]
+        if absent and has_rounds:
+            ranks = ", ".join(map(str, sorted({sharding.owner(shard) for shard in absent})))
             where = f" where rank {ranks} looks for it" if len(found) > 1 else ""
-            raise HistoryFormatError(
-                f"History `{self.path}` lacks {names} of its {num_shards} shards{where}. HINT: put "
-                "it there, or restore the history from a copy."
-            )
-        if missing:
+            raise missing(self.path, absent, num_shards, where)
+        if absent:
             return None
         return num_shards, min(one.num_rounds for one in own.values() if one is not None)
 
@@ -690,7 +688,7 @@ class ShardedHistory(HistoryStore):
                     progress(sum(left.values()))
 
             found = store.damage(count)
-            damage += [dataclasses.replace(d, part=f"{d.part} of shard {shard}") for d in found]
+            damage += [damage_of_shard(d, shard) for d in found]
         if not damage and not recording.is_locked:
             for t in self.rounds():
                 with self.snapshot() as snapshots:

@@ -110,6 +110,11 @@ class Snapshot:
     txn: lmdb.Transaction[memoryview]
 
     @property
+    def parts(self) -> list[Snapshot]:
+        """One for each file: this one."""
+        return [self]
+
+    @property
     def start(self) -> str:
         """What the first round record has as the hash of the one before it."""
         return digest(self.recording.record)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedrec.distributed.sharding import Sharding
-from fedrec.exceptions import HistoryFormatError
+from fedrec.exceptions import HistoryError, HistoryFormatError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import DATA
 from fedrec.history.lmdb.reading import Snapshot, host_memory, not_stored
@@ -31,16 +31,22 @@ from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, RoundIndex
 
 __all__ = [
+    "AnySnapshot",
     "ShardSnapshots",
+    "damage_of_shard",
+    "missing",
+    "mixed",
     "of_shard",
     "of_whole",
     "require_one_file",
+    "require_repaired",
     "shard_folder",
     "shard_folders",
     "shards_of",
 ]
 
 SHARD, NUM_SHARDS = "shard", "num_shards"  # entries of the execution plan
+REPAIRING = "repairing.json"  # beside the shards, while they are being repaired
 _NAME = re.compile(r"shard-(\d{3,})")
 # What all shards say of a round; checksums of vectors differ where the shards are encrypted.
 _SHARED = ("cohort", "present", "num_samples", "refused", "departure")
@@ -74,6 +80,43 @@ def require_one_file(directory: Path) -> None:
             f"`{directory}` holds a history in shards. HINT: open it with `ShardedHistory`, or "
             f"make one file of it with `fedrec history merge {directory} NEW`."
         )
+
+
+def require_repaired(directory: Path) -> None:
+    """Check that shards are not half repaired.
+
+    Raises:
+        HistoryError: If they are.
+    """
+    if (directory / REPAIRING).exists():
+        raise HistoryError(
+            f"Repairing history `{directory}` was interrupted. HINT: finish it with "
+            f"`fedrec history repair {directory}`."
+        )
+
+
+def missing(
+    directory: Path, shards: Iterable[int], num_shards: int, where: str = ""
+) -> HistoryFormatError:
+    """Return the error for shards that are not there."""
+    names = ", ".join(shard_folder(directory, shard).name for shard in list(shards)[:10])
+    return HistoryFormatError(
+        f"History `{directory}` lacks {names} of its {num_shards} shards{where}. HINT: put it "
+        "there, or restore the history from a copy."
+    )
+
+
+def mixed(directory: Path) -> HistoryFormatError:
+    """Return the error for shards that do not belong together."""
+    return HistoryFormatError(
+        f"The shards of history `{directory}` are not of one recording. HINT: restore the history "
+        "from a copy."
+    )
+
+
+def damage_of_shard(damage: Damage, shard: int) -> Damage:
+    """Return damage in a shard as that of the whole history."""
+    return dataclasses.replace(damage, part=f"{damage.part} of shard {shard}")
 
 
 def shards_of(manifest: Manifest) -> int:
@@ -121,6 +164,11 @@ class ShardSnapshots:
         self._sharding = sharding
         self._num_rounds = num_rounds
         self._first = next(iter(shards.values()))
+
+    @property
+    def parts(self) -> list[Snapshot]:
+        """One for each file that is here."""
+        return list(self.shards.values())
 
     @property
     def start(self) -> str:
@@ -268,3 +316,6 @@ class ShardSnapshots:
         if database == "updates":
             snapshot = self.shards[self._sharding.shard_of(self.recording.client_ids[index])]
         return snapshot.payload(t, database, index, checksum)
+
+
+AnySnapshot = Snapshot | ShardSnapshots

@@ -534,7 +534,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 @pytest.mark.parametrize(
     ("moment", "encrypted"),
     [
-        ("before note", False),
+        ("before write_note", False),
         ("before _remove_others", True),
         ("after destroy", True),
         ("after copy_rounds", False),
