@@ -262,7 +262,8 @@ class _Session:
             return self._do_recover(*arguments) if done is None else done()
         finally:
             if self.ranks.size > 1:
-                self.history.close()  # until the next step, rank 0 reads it alone
+                self.history.close()
+                del self.history  # until the next step, rank 0 reads all of it
 
     def _do_record(self) -> RunResult:
         return self.loop.record(

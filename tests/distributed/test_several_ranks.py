@@ -130,6 +130,13 @@ def test_a_rank_that_hangs_or_fails_is_named(tmp_path, fault, said):
 
 
 @pytest.mark.slow
+def test_data_are_read_by_the_rank_of_their_client_alone(tmp_path, undisturbed):
+    for step in ("record", "recover"):
+        _run(_HERE / "ranks_run.py", 2, tmp_path, step, "guard")
+        assert (tmp_path / f"{step}.txt").read_text() == undisturbed[step]
+
+
+@pytest.mark.slow
 def test_the_first_rank_is_killed(tmp_path, undisturbed):
     script = _HERE / "ranks_run.py"
     _run(script, 3, tmp_path, "record", "kill", 0, 5, code=-signal.SIGKILL)
