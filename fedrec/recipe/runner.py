@@ -305,24 +305,20 @@ class _Session:
 
     def follow(self) -> NoReturn:
         """Do what rank 0 does, in silence, until it is done; then end this process."""
-        with Path(os.devnull).open("w") as nowhere:
-            sys.stdout = sys.stderr = nowhere
-            code = 1
-            try:
-                while True:
-                    step, arguments = self.ranks.broadcast(("", ()))
-                    if step == "end":
-                        code = 0
-                        break
-                    with suppress(*_ALIKE):  # rank 0 has raised it, too, and says so
-                        self._do(step, arguments)
-            except BaseException as error:
-                self.ranks.leave(error)
-                self.loop.runtime.log_error(error)
-                raise
-            finally:
-                self.history.close()
-            raise SystemExit(code)
+        nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+        sys.stdout = sys.stderr = nowhere
+        try:
+            while True:
+                step, arguments = self.ranks.broadcast(("", ()))
+                if step == "end":
+                    break
+                with suppress(*_ALIKE):  # rank 0 has raised it, too, and says so
+                    self._do(step, arguments)
+        except BaseException as error:
+            self.ranks.leave(error)
+            self.loop.runtime.log_error(error)
+            raise
+        raise SystemExit(0)
 
     # -- steps ----------------------------------------------------------------------------------
 
