@@ -1,6 +1,7 @@
 """Several processes for one run: rounds per second, bytes that travel, memory, and efficiency.
 
     python benchmarks/ranks.py --rounds 10 --csv benchmarks/results/ranks.csv
+    python benchmarks/ranks.py --accelerator cuda --rounds 50      # on two GPUs
 
 Every line of the table is a recording of its own on disk, one thread a process, evaluation off.
 `independent` are processes with one device each that know nothing of each other, side by side, with
@@ -46,11 +47,13 @@ HEADERS = (
 )  # fmt: skip
 
 
-def measure(name: str, rule: str, devices: int, share: int, rounds: int, folder: Path) -> None:
+def measure(
+    name: str, rule: str, devices: int, share: int, folder: Path, *, rounds: int, accelerator: str
+) -> None:
     """Record, and write what it took to a file; `share` divides the number of clients."""
     kind, num_clients, fraction, batch_size = WORKLOADS[name]
     loop = FederatedLoop(
-        accelerator="cpu", devices=devices, num_shards=SHARDS // share, num_threads=1,
+        accelerator=accelerator, devices=devices, num_shards=SHARDS // share, num_threads=1,
         logger=False, enable_progress_bar=False, eval_every=10**6, seed=0,
     )  # fmt: skip
     federation = workload(kind, num_clients // share, malicious=0.0, batch_size=batch_size)
@@ -74,15 +77,17 @@ def measure(name: str, rule: str, devices: int, share: int, rounds: int, folder:
         (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def run(name: str, rule: str, rounds: int, processes: Sequence[tuple[int, int]]) -> list[Any]:
+def run(
+    name: str, rule: str, processes: Sequence[tuple[int, int]], options: Sequence[str]
+) -> list[Any]:
     """Run recordings side by side, each with (devices, share); return what they took."""
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for i, (devices, share) in enumerate(processes):
             own = Path(folder) / str(i)
             own.mkdir()
-            words = [sys.executable, __file__, "--rounds", rounds, "--measure", name, rule]
-            words += [devices, share, own]
+            words = [sys.executable, __file__, *options]
+            words += ["--measure", name, rule, devices, share, own]
             environment = {k: v for k, v in os.environ.items() if k != "LOCAL_RANK"}
             started.append((subprocess.Popen(list(map(str, words)), env=environment), own))
         for process, _ in started:
@@ -95,19 +100,29 @@ def main() -> None:
     """Measure all lines, print them, and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--accelerator", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         name, rule, devices, share, folder = arguments.measure
-        measure(name, rule, int(devices), int(share), arguments.rounds, Path(folder))
+        measure(
+            name,
+            rule,
+            int(devices),
+            int(share),
+            Path(folder),
+            rounds=arguments.rounds,
+            accelerator=arguments.accelerator,
+        )
         return
+    options = ["--rounds", str(arguments.rounds), "--accelerator", arguments.accelerator]
     rows: list[list[object]] = []
     for name in WORKLOADS:
         for rule in RULES:
-            one = run(name, rule, arguments.rounds, [(1, 1)])[0]
-            two = run(name, rule, arguments.rounds, [(2, 1)])[0]
-            alone = run(name, rule, arguments.rounds, [(1, 2), (1, 2)])
+            one = run(name, rule, [(1, 1)], options)[0]
+            two = run(name, rule, [(2, 1)], options)[0]
+            alone = run(name, rule, [(1, 2), (1, 2)], options)
             best = sum(found["rate"] for found in alone) / 2
             for processes, found, efficiency in (
                 ("1", one, ""),
