@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -473,10 +474,11 @@ class ShardedHistory(HistoryStore):
         arrays.check(recording.manifest, len(self.rounds()))
         row_of = {client_id: row for row, client_id in enumerate(row_ids)}
         self._is_even = False  # until all is done
-        for shard, store in shards.items():
+
+        def write(shard: int) -> None:
             ids = [c for c in arrays.client_ids if c in row_of and sharding.shard_of(c) == shard]
             rows = [row_of[c] for c in ids]
-            store.append(
+            shards[shard].append(
                 dataclasses.replace(
                     arrays,
                     updates=_rows(arrays.updates, rows),
@@ -484,6 +486,9 @@ class ShardedHistory(HistoryStore):
                     encoded=None if encoded is None else [encoded[row] for row in rows],
                 )
             )
+
+        with ThreadPoolExecutor(len(shards)) as pool:  # which wait for the disk together
+            list(pool.map(write, shards))
         self._is_even = True
 
     def _even_out(self) -> None:

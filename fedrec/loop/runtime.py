@@ -275,7 +275,7 @@ class Runtime:
     def log_error(self, error: BaseException) -> None:
         """Write why this process leaves, where there are several, to a file of its own."""
         folder = self.settings.default_root_dir
-        if self.ranks.size > 1 and folder is not None:
+        if self.ranks.size > 1 and folder is not None and isinstance(error, Exception):
             folder.mkdir(parents=True, exist_ok=True)
             text = "".join(traceback.format_exception(error))
             (folder / f"rank-{self.ranks.rank}.log").write_text(text, encoding="utf-8")

@@ -42,6 +42,7 @@ __all__ = [
     "hash_of",
     "is_same",
     "locked",
+    "num_ranks",
     "num_shards",
     "recording_part",
 ]
@@ -88,9 +89,13 @@ def num_shards(loop: Mapping[str, Any]) -> int:
 
     It decides the bits of a recording, where `devices` do not.
     """
-    ranks = int(loop.get("devices") or 1) * int(loop.get("num_nodes") or 1)
     given = loop.get("num_shards")
-    return default_shards(ranks) if given is None else int(given)
+    return default_shards(num_ranks(loop)) if given is None else int(given)
+
+
+def num_ranks(loop: Mapping[str, Any]) -> int:
+    """Return the number of processes that a recipe's `loop` asks for."""
+    return int(loop.get("devices") or 1) * int(loop.get("num_nodes") or 1)
 
 
 def _given(

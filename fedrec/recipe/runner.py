@@ -262,7 +262,8 @@ class _Session:
             return self._do_recover(*arguments) if done is None else done()
         finally:
             if self.ranks.size > 1:
-                self.history.close()  # until the next step, rank 0 reads it alone
+                self.history.close()
+                del self.history  # until the next step, rank 0 reads all of it
 
     def _do_record(self) -> RunResult:
         return self.loop.record(
@@ -304,24 +305,20 @@ class _Session:
 
     def follow(self) -> NoReturn:
         """Do what rank 0 does, in silence, until it is done; then end this process."""
-        with Path(os.devnull).open("w") as nowhere:
-            sys.stdout = sys.stderr = nowhere
-            code = 1
-            try:
-                while True:
-                    step, arguments = self.ranks.broadcast(("", ()))
-                    if step == "end":
-                        code = 0
-                        break
-                    with suppress(*_ALIKE):  # rank 0 has raised it, too, and says so
-                        self._do(step, arguments)
-            except BaseException as error:
-                self.ranks.leave(error)
-                self.loop.runtime.log_error(error)
-                raise
-            finally:
-                self.history.close()
-            raise SystemExit(code)
+        nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+        sys.stdout = sys.stderr = nowhere
+        try:
+            while True:
+                step, arguments = self.ranks.broadcast(("", ()))
+                if step == "end":
+                    break
+                with suppress(*_ALIKE):  # rank 0 has raised it, too, and says so
+                    self._do(step, arguments)
+        except BaseException as error:
+            self.ranks.leave(error)
+            self.loop.runtime.log_error(error)
+            raise
+        raise SystemExit(0)
 
     # -- steps ----------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
     python ranks_run.py DEVICES FOLDER STEP [FAULT RANK ROUND]
 
-STEP is `record` or `recover`; FAULT is `kill`, `hang` or `raise`. What it comes to is written to
-FOLDER/STEP.txt.
+STEP is `record` or `recover`; FAULT is `kill`, `hang` or `raise`, or `guard` for data that only the
+rank of their client may read. What it comes to is written to FOLDER/STEP.txt.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.utils.data import Dataset
 
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import TrimmedMean
@@ -51,6 +52,20 @@ class _Failing(LightningClient):
         return super().local_update(global_weights, ctx)
 
 
+class _Guarded(Dataset):
+    """Samples that can be read where they belong."""
+
+    def __init__(self, samples, is_here):
+        self.samples, self.is_here = samples, is_here
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        assert self.is_here, "data of another rank's client were read"
+        return self.samples[index]
+
+
 def main(devices: int, folder: Path, step: str, fault: str, rank: int, at_round: int) -> None:
     loop = FederatedLoop(
         accelerator="cpu", devices=devices, num_shards=4, logger=False, enable_progress_bar=False,
@@ -62,9 +77,13 @@ def main(devices: int, folder: Path, step: str, fault: str, rank: int, at_round:
         _Failing(client_id, module, samples, batch_size=8)
         for client_id, samples in data.client_datasets().items()
     ]
+    if fault == "guard":
+        half, first = len(clients) // 2, loop.is_global_zero
+        for i, client in enumerate(clients):
+            client.dataset = _Guarded(client.dataset, (i < half) == first)
     if fault == "raise":
         clients[-1].at_round = at_round  # of the last shard, and so of the last rank
-    elif fault and loop.runtime.ranks.rank == rank:
+    elif fault in ("kill", "hang") and loop.runtime.ranks.rank == rank:
         loop.callbacks.append(_Fault(fault, at_round))
     federation = Federation(clients, module, test_dataset=data.test_dataset, malicious=["client-0"])
     history = ShardedHistory(folder / "history")
@@ -83,5 +102,5 @@ def main(devices: int, folder: Path, step: str, fault: str, rank: int, at_round:
 
 
 if __name__ == "__main__":
-    given = [*sys.argv[1:], "", "-1", "-1"][:6]
+    given = [*sys.argv[1:], *["", "-1", "-1"][len(sys.argv) - 4 :]]
     main(int(given[0]), Path(given[1]), given[2], given[3], int(given[4]), int(given[5]))
