@@ -377,6 +377,7 @@ class ShardedHistory(HistoryStore):
                 "HINT: resume it, or record to another path."
             )
         self.close()
+        self._stores = {}  # of a recording that could not be begun
         ranks = self._ranks
         if ranks is None:
             self._remove_all()

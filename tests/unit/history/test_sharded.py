@@ -566,13 +566,15 @@ def test_all_ranks_are_told_what_one_lacks(
         assert re.search("manifest of history .*shard-002. is not what was written", str(error))
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one disk", "a disk each"])
 def test_a_begin_that_failed_in_one_rank_is_begun_anew(
     tmp_path: Path,
     sharded: Callable[..., Manifest],
     arrays: Callable[..., RoundArrays],
     monkeypatch: pytest.MonkeyPatch,
+    apart: bool,
 ) -> None:
-    folders = [tmp_path / str(rank) for rank in range(2)]
+    folders = [tmp_path / str(rank) if apart else tmp_path for rank in range(2)]
     begin = LMDBHistory.begin
 
     def full(self: LMDBHistory, manifest: Manifest) -> None:
@@ -585,7 +587,8 @@ def test_a_begin_that_failed_in_one_rank_is_begun_anew(
     assert [type(error) for error in errors] == [HistoryFullError] * 2
     monkeypatch.undo()
     assert record_in_ranks(folders, sharded(2), [to_record(arrays(0))]) == [("0" * 32, 1)] * 2
-    assert sorted(p.name for p in folders[0].iterdir()) == ["shard-000"]
+    found = [sorted(p.name for p in folder.iterdir()) for folder in folders]
+    assert found == ([["shard-000"], ["shard-001"]] if apart else [["shard-000", "shard-001"]] * 2)
 
 
 def test_more_ranks_than_shards(
