@@ -74,6 +74,12 @@ class Aggregator(Component, ABC):
     #: Whether rows have to be those of clients, whom the rule knows again by their ids.
     needs_client_ids: bool = False
 
+    #: What of updates that are spread over several processes the rule needs at once: `"rows"`, all
+    #: of them; `"columns"`, all rows of a block of columns, for a rule that treats every column
+    #: alike and alone; `"sums"`, sums of rows times their `coefficients`. A subclass that changes
+    #: `aggregate` and not this attribute needs rows.
+    needs: str = "rows"
+
     @property
     def has_memory(self) -> bool:
         """Whether what the rule returns depends on earlier rounds."""

@@ -447,6 +447,29 @@ def _of_histories(call: Call) -> list[_Command]:
             ],
             "import rounds again/history",
         ),
+        command(
+            "shard",
+            "Copy a history to shards, which several processes can recover from.",
+            [
+                where,
+                _argument("folder", "NEW", "History to make.", _FOLDER),
+                _option(
+                    "--shards",
+                    "How many, at least the processes and at most the clients.",
+                    metavar="N",
+                    type=int,
+                    required=True,
+                ),
+                key,
+            ],
+            "shard runs/quickstart sharded/history --shards 8",
+        ),
+        command(
+            "merge",
+            "Copy the shards of a history to one file.",
+            [where, _argument("folder", "NEW", "History to make.", _FOLDER), key],
+            "merge runs/quickstart merged/history",
+        ),
     ]
 
 
