@@ -62,6 +62,8 @@ class FlowerExecutor(Executor):
         ConfigurationError: If an argument is out of range.
     """
 
+    live = True
+
     def __init__(
         self,
         grid: Grid,

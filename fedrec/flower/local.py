@@ -103,6 +103,14 @@ class LocalFederation:
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
         self._wait_for_port("superlink", self.port)
+        while True:  # on a busy machine, it listens for a while before it answers
+            try:
+                self.flwr("list", _NAME)
+            except FedrecError:
+                if self._processes["superlink"].poll() is not None:
+                    raise
+            else:
+                return
 
     def start_node(
         self,
@@ -234,11 +242,9 @@ class LocalFederation:
         Raises:
             FedrecError: If it failed.
         """
-        while True:
-            run = self.status(run_id)
-            if str(run["status"]).startswith("finished"):
-                break
-            time.sleep(0.5)
+        while not str((run := self.status(run_id))["status"]).startswith("finished"):
+            # It reads the log until the run is over. To ask again and again costs more.
+            self.flwr("log", run_id, _NAME)
         if run["status"] != "finished:completed":
             log = self.folder / "superlink.log"
             why = f"{run['status']} ({run['status-details']})"

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import importlib
 import json
 import os
@@ -37,15 +39,22 @@ __all__ = ["WarmProcess"]
 #: Commands that Flower itself starts.
 _COMMANDS = ("flower-superexec", "flwr-clientapp", "flwr-serverapp")
 
-#: What every process of a federation needs, slowest first.
+#: What processes of a federation need, and their apps; each of them would import it again.
 _MODULES = (
-    "torch",
-    "pytorch_lightning",
     "sklearn.datasets",
-    "fedrec.clients.lightning",
-    "flwr.serverapp",
-    "flwr.clientapp",
+    "fedrec.aggregators",
+    "fedrec.attacks",
+    "fedrec.detectors",
     "fedrec.flower.client_app",
+    "fedrec.flower.executor",
+    "fedrec.history.lmdb",
+    "fedrec.loop",
+    "fedrec.models",
+    "fedrec.recoverers",
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "httpcore",
+    "uvicorn.protocols.http.auto",
 )
 
 #: Seconds after which an idle SuperNode asks for messages again; Flower's own are 3.
@@ -217,9 +226,12 @@ def _serve(address: str) -> None:
     if select.select([0], [], [], 0)[0]:  # it has died already
         return
     for module in _MODULES:
-        importlib.import_module(module)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     for command in ("flower-supernode", "flower-superlink", "flwr", *_COMMANDS):
         _entry_point(command)
+    gc.collect()
+    gc.freeze()  # or the first collection in each process copies all memory
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -340,6 +352,7 @@ def _run(argv: list[str], env: dict[str, str], cwd: str) -> int:
     return 0
 
 
+@functools.cache
 def _entry_point(command: str) -> Any:
     (found,) = entry_points(group="console_scripts", name=command)
     return found.load()

@@ -35,7 +35,6 @@ def main(grid: Grid, context: Context) -> None:
     loop = FederatedLoop(
         executor=executor,
         default_root_dir=folder,
-        checkpoint_every=0,  # a server that restarts asks nobody twice for a round
         enable_progress_bar=False,
     )
     work = {"record": record, "recover": recover}[config["mode"]]
