@@ -332,6 +332,17 @@ def test_a_client_with_another_model_is_not_let_in(grid: Any) -> None:
         executor.join(MLP(in_features=64, hidden=(8,)), num_clients=4)
 
 
+def test_a_node_that_does_not_answer_is_asked_again(grid: Any) -> None:
+    node = grid.find("client-2")
+    node.silent = True
+    executor = FlowerExecutor(grid, timeout=0.01)
+    with pytest.raises(ConfigurationError, match=r"3 are there.*it has not said yet who it is"):
+        executor.join(MLP(in_features=64), num_clients=4, timeout=0.5)
+    node.silent = False
+    assert len(executor.join(MLP(in_features=64), num_clients=4, timeout=60)) == 4
+    assert not executor.nodes.refused
+
+
 def test_too_few_clients_are_an_error_that_names_those_there(grid: Any) -> None:
     executor = FlowerExecutor(grid, timeout=0.5)
     with pytest.raises(ConfigurationError, match=r"Expected 5 clients .* 4 are there"):
