@@ -25,10 +25,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _MODULES = (
     "uvicorn.protocols.http.auto",
 )
 
-#: Seconds after which an idle SuperNode asks for messages again; Flower's own are 3.
+#: Seconds after which an idle SuperNode asks for messages again, in place of Flower's own 3.
 POLL_VARIABLE = "FEDREC_FLOWER_POLL"
 
 _SHIM = """#!{python} -IS
@@ -225,7 +226,7 @@ def _serve(address: str) -> None:
     _die_with_parent(signal.SIGKILL)
     if select.select([0], [], [], 0)[0]:  # it has died already
         return
-    for module in _MODULES:
+    for module in _MODULES:  # other versions of Flower may do without some
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     for command in ("flower-supernode", "flower-superlink", "flwr", *_COMMANDS):
@@ -359,19 +360,24 @@ def _entry_point(command: str) -> Any:
 
 
 def _ask_more_often() -> None:
-    """Shorten the pauses of an idle SuperNode to the seconds of an environment variable."""
+    """Shorten Flower's pauses to the seconds of an environment variable.
+
+    These are the pause of an idle SuperNode, and that before a part of a message that has not
+    arrived yet is asked for again.
+    """
     seconds = os.environ.get(POLL_VARIABLE)
     if seconds is None:
         return
-    import time
-    from types import SimpleNamespace
-
     limit = float(seconds)
     module: Any = importlib.import_module("flwr.supernode.start_client_internal")
     if hasattr(module, "time"):  # its own name for the standard module
         brief = SimpleNamespace(**vars(time))
         brief.sleep = lambda seconds: time.sleep(min(seconds, limit))
         module.time = brief
+    module = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
+    defaults = module.pull_objects.__kwdefaults__ or {}
+    if "initial_backoff" in defaults:
+        defaults["initial_backoff"] = limit
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ import torch
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg
+from fedrec.cli.main import main
 from fedrec.flower import LocalFederation
 from fedrec.flower.credentials import make_certificates, make_node_key
 from fedrec.history import LMDBHistory, MemoryHistory
@@ -114,6 +116,24 @@ def test_over_tls_known_nodes_do_what_one_process_does_and_others_stay_out(tmp_p
             assert text in (federation.folder / f"{client_id}.log").read_text()
     assert tried.asked("record") == {(t, c): 1 for t in (0, 1) for c in ids}
     assert torch.equal(tried.weights("record"), in_process(ids, 2, [])[0])
+
+
+@pytest.mark.live
+def test_a_new_project_passes_its_tests(tmp_path: Path) -> None:
+    """Among them: start.py ends with 0 only if live and rehearsed bits are equal."""
+    assert main(["new", str(tmp_path / "of_mine"), "--flower", "-q"]) == 0
+    pytest_of_its_own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    paths = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        pytest_of_its_own,
+        cwd=tmp_path / "of_mine",
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("..")
 
 
 @pytest.mark.live

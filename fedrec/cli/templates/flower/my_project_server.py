@@ -75,8 +75,7 @@ def recover(
     remaining = [c for c in history.manifest.clients if c not in excluded]
     clients = executor.join(module, client_ids=remaining)
     federation = Federation(clients, module, test_dataset=make_data().test_dataset)
-    method = FedRecover(warmup_rounds=4, correction_period=10, final_rounds=1)
-    result = loop.recover(federation, history, method, excluded, on_bad_update="drop", resume=True)
+    result = loop.recover(federation, history, METHOD, excluded, on_bad_update="drop", resume=True)
     report(config, loop, federation, "recover", result)
     return result
 
