@@ -21,7 +21,7 @@ help:
 	@echo "make test        lint, types, tests, doctests, docs"
 	@echo "make lint | types | tests | docs   one of them"
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
-	@echo "make live        federations of Flower whose processes are killed; half an hour"
+	@echo "make live        federations of Flower whose processes are killed; ten minutes"
 	@echo "make docs-test   run every command of README and docs in a fresh clone; see docs-test.log"
 	@echo "make optional    add mlflow and ray to .venv (half a gigabyte), so that no test of theirs is skipped"
 	@echo "make clean       remove .venv and whatever else can be made again"

@@ -87,12 +87,9 @@ def report(
     name: str,
     result: RunResult,
 ) -> None:
-    """Write what came out, and what it has cost."""
+    """Write what came out; what it has cost is in recover/FedRecover/ledger.csv."""
     tested = loop.test(federation, result.global_weights)
-    costs = None
-    if result.ledger is not None:
-        costs = {"acp": result.ledger.acp(), "by_client": result.ledger.by_client()}
-    write(config, name, {"ter": tested["ter"], "rounds": result.rounds, "costs": costs})
+    write(config, name, {"ter": tested["ter"], "rounds": result.rounds})
 
 
 def write(config: dict[str, Any], name: str, value: dict[str, Any]) -> None:

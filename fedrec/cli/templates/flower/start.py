@@ -15,17 +15,18 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedrec.flower import LocalFederation
 from fedrec.history import LMDBHistory
+from fedrec.metrics import CostLedger
 from fedrec.recipe import load_recipe, run
+from fedrec.report import print_costs
 
 HERE = Path(__file__).resolve().parent
 CLIENTS = [f"client-{i}" for i in range(5)]
@@ -68,9 +69,14 @@ def main() -> int:
     say("Doing the same in one process, to compare ...")
     recipe = load_recipe(HERE / "my_project.yaml", [f"record.max_rounds={options.rounds}"])
     rehearsed = run(recipe, folder=folder / "rehearsal", progress=False)
-    results = {name: read(folder / f"{name}.json") for name in ("record", "recover")}
-    console.print(quality(results, rehearsed["methods"][1]["ter"], options.rounds))
-    console.print(spent(results["recover"]["costs"]["by_client"], options.rounds))
+    ters = [read(folder / f"{name}.json")["ter"] for name in ("record", "recover")]
+    console.print(quality(*ters, rehearsed["methods"][1]["ter"]))
+    remaining = [client_id for client_id in CLIENTS if client_id not in found]
+    ledger = CostLedger.from_csv(
+        folder / "recover/FedRecover/ledger.csv", dict.fromkeys(remaining, options.rounds)
+    )
+    title = "What the recovery has cost the clients, and what training from scratch would have"
+    print_costs(ledger, console, title=title)
     traffic = sum(run["network-traffic"]["total-bytes"] for run in runs)
     console.print(f"Flower's own count of all traffic of both runs: {traffic / 1e6:.1f} MB.")
     equal = {
@@ -102,38 +108,15 @@ def same_model(folder: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def quality(results: Mapping[str, Any], scratch_ter: float, num_rounds: int) -> Table:
-    """Return the table of the models, and what the remaining clients did for them."""
-    costs = results["recover"]["costs"]["by_client"]
-    requests, size, seconds = (sum(c[k] for c in costs.values()) for k in range(3))
-    scratch = len(costs) * num_rounds
-    table = Table(title="Models")
-    for column in ("model", "TER, %", "requests", "MB", "client seconds", "saved, %"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    each = (size / requests, seconds / requests)
-    for name, ter, number in (
-        ("poisoned", results["record"]["ter"], None),
-        ("FedRecover", results["recover"]["ter"], requests),
-        ("train from scratch *", scratch_ter, scratch),
+def quality(recorded: float, recovered: float, scratch: float) -> Table:
+    """Return the table of the models' test error rates (TER)."""
+    table = Table("model", Column("TER, %", justify="right"))
+    for name, ter in (
+        ("poisoned", recorded),
+        ("FedRecover", recovered),
+        ("train from scratch", scratch),
     ):
-        cells = [""] * 4
-        if number is not None:
-            cells = [str(number), f"{number * each[0] / 1e6:.2f}", f"{number * each[1]:.1f}"]
-            cells.append(f"{100 * (1 - number / scratch):.0f}")
-        table.add_row(name, f"{100 * ter:.1f}", *cells)
-    table.caption = "* computed in one process; its costs from what a request has cost here"
-    return table
-
-
-def spent(by_client: Mapping[str, Any], num_rounds: int) -> Table:
-    """Return the table of what the recovery has cost each client."""
-    table = Table(title="The recovery, by client")
-    for column in ("client", "rounds asked", "kB", "seconds"):
-        table.add_column(column, justify="left" if column == "client" else "right")
-    for client_id, (requests, size, seconds) in by_client.items():
-        table.add_row(
-            client_id, f"{requests} of {num_rounds}", f"{size / 1e3:.0f}", f"{seconds:.2f}"
-        )
+        table.add_row(name, f"{100 * ter:.1f}")
     return table
 
 
