@@ -9,15 +9,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from fedrec.exceptions import FedrecError
 from fedrec.flower.credentials import make_certificates, make_node_key
 from fedrec.flower.warm import POLL_VARIABLE, Forked, WarmProcess
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LocalFederation"]
 
@@ -268,12 +264,7 @@ class LocalFederation:
             raise
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -29,11 +29,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from typing import Self
+from types import SimpleNamespace
+from typing import Any, Self
 
 __all__ = ["WarmProcess"]
 
@@ -107,11 +104,6 @@ class WarmProcess:
             env=None if environment is None else dict(environment),
         )
 
-    @property
-    def pid(self) -> int:
-        """Process id of the warm process."""
-        return self._process.pid
-
     def start(
         self,
         command: Sequence[str],
@@ -160,12 +152,7 @@ class WarmProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,15 @@ def main() -> int:
         say(f"Detected: {', '.join(found) or 'nobody'}. Recovering ...")
         runs.append(federation.run(HERE, {**settings, "mode": "recover"}))
     say("Doing the same in one process, to compare ...")
-    recipe = load_recipe(HERE / "my_project.yaml", [f"record.max_rounds={options.rounds}"])
+    changes = [f"record.max_rounds={options.rounds}", f"recover.exclude={json.dumps(found)}"]
+    recipe = load_recipe(HERE / "my_project.yaml", changes)
     rehearsed = run(recipe, folder=folder / "rehearsal", progress=False)
-    ters = [read(folder / f"{name}.json")["ter"] for name in ("record", "recover")]
-    console.print(quality(*ters, rehearsed["methods"][1]["ter"]))
+    ters = {
+        "poisoned": read(folder / "record.json")["ter"],
+        "FedRecover": read(folder / "recover.json")["ter"],
+        "train from scratch": rehearsed["methods"][1]["ter"],
+    }
+    console.print(quality(ters))
     remaining = [client_id for client_id in CLIENTS if client_id not in found]
     ledger = CostLedger.from_csv(
         folder / "recover/FedRecover/ledger.csv", dict.fromkeys(remaining, options.rounds)
@@ -108,14 +114,10 @@ def same_model(folder: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def quality(recorded: float, recovered: float, scratch: float) -> Table:
+def quality(ters: Mapping[str, float]) -> Table:
     """Return the table of the models' test error rates (TER)."""
     table = Table("model", Column("TER, %", justify="right"))
-    for name, ter in (
-        ("poisoned", recorded),
-        ("FedRecover", recovered),
-        ("train from scratch", scratch),
-    ):
+    for name, ter in ters.items():
         table.add_row(name, f"{100 * ter:.1f}")
     return table
 
@@ -126,4 +128,7 @@ def read(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # all processes have ended
+        sys.exit(130)
