@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -99,14 +100,14 @@ class LocalFederation:
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
         self._wait_for_port("superlink", self.port)
-        while True:  # on a busy machine, it listens for a while before it answers
+        for left in reversed(range(10)):  # on a busy machine, it listens long before it answers
             try:
                 self.flwr("list", _NAME)
-            except FedrecError:
-                if self._processes["superlink"].poll() is not None:
-                    raise
-            else:
                 return
+            except FedrecError:
+                if not left or self._processes["superlink"].poll() is not None:
+                    raise
+                time.sleep(1.0)
 
     def start_node(
         self,
@@ -239,8 +240,10 @@ class LocalFederation:
             FedrecError: If it failed.
         """
         while not str((run := self.status(run_id))["status"]).startswith("finished"):
-            # It reads the log until the run is over. To ask again and again costs more.
-            self.flwr("log", run_id, _NAME)
+            # It reads the log until the run is over: to ask again and again costs more. If the
+            # SuperLink has gone, the next question fails, too.
+            with contextlib.suppress(FedrecError):
+                self.flwr("log", run_id, _NAME)
         if run["status"] != "finished:completed":
             log = self.folder / "superlink.log"
             why = f"{run['status']} ({run['status-details']})"
