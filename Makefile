@@ -24,6 +24,7 @@ help:
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
 	@echo "make every       all but live, in one go: what tests and slow run"
 	@echo "make live        federations of Flower whose processes are killed; half an hour"
+	@echo "make live        federations of Flower whose processes are killed; ten minutes"
 	@echo "make docs-test   run every command of README and docs in a fresh clone; see docs-test.log"
 	@echo "make optional    add mlflow and ray to .venv (half a gigabyte), so that no test of theirs is skipped"
 	@echo "make clean       remove .venv and whatever else can be made again"

@@ -137,9 +137,10 @@ class Recovery:
     ) -> tuple[Tensor, float]:
         """Do the rounds from `first` on; return the final weights and the seconds spent."""
         saved, every = time.monotonic(), self.runtime.settings.checkpoint_every
+        live = self.engine.executor.live
         self.reader = RoundReader(self.view, [t for t in steps if t >= first], self.runtime.device)
         try:
-            with stop_between_rounds() as stop:
+            with stop_between_rounds(at_once=live) as stop:
                 for t in steps:
                     if t < first:
                         continue
@@ -149,6 +150,9 @@ class Recovery:
                     ranks = self.runtime.ranks
                     signal, due = ranks.agree(t, weights, stop=stop.signal, save=due)
                     if signal or due:
+                    stopping = stop.signal is not None
+                    due = time.monotonic() - saved >= every
+                    if stopping or due or (live and self.meter.asked):
                         self._save(weights, t + 1, seconds)
                         saved = time.monotonic()
                     if signal:
