@@ -143,7 +143,7 @@ def runs(accelerator: str, clients: int, rounds: int) -> list[list[object]]:
             federation, history, FedRecover(estimator="paired"), federation.malicious
         ),
     }.items():
-        row, _ = measure(name, run)
+        row, _, _ = measure(name, run)
         rows.append([f"{name}, {rounds} rounds", row[2], "", "", ""])
     return rows
 
