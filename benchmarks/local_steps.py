@@ -63,15 +63,16 @@ def ways(
 def measure(name: str, momentum: float, options: argparse.Namespace) -> list[list[object]]:
     """Return the rows of one net."""
     torch.manual_seed(0)
-    module, clients = NETS[name][0](), options.clients
+    module, plain, clients = NETS[name][0](), NETS[name][0](), options.clients
 
     def optimizer(self: Classifier) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=momentum)
+        # The first step with momentum is the one without: the buffer is the gradient then.
+        rest = 0.0 if self is plain else momentum
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=rest)
 
-    # The first step with momentum is the one without: the buffer is the gradient then.
-    grouped = ways(module, name, clients, 1)[0]["grouped"]
     counts = sorted({*options.steps, *(steps - 1 for steps in options.steps)} - {0})
     with patch.object(Classifier, "configure_optimizers", optimizer):
+        grouped = ways(plain, name, clients, 1)[0]["grouped"]
         found = {steps: ways(module, name, clients, steps) for steps in counts}
         functions = {
             (steps, path): function
