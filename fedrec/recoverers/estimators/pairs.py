@@ -306,6 +306,9 @@ class ClientPairs:
         s = self.delta_g.shape[1]
         sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
         estimates, p = self._memory(updates), -p[:, 0].float()
+        start = None
+        if anchors is not None:
+            start = anchors[0].numpy(), anchors[1].numpy(), anchors[2]
         largest = _numba_estimates.combine(
             updates=updates.contiguous().numpy(),
             vectors=vectors.contiguous().numpy(),
@@ -319,7 +322,7 @@ class ClientPairs:
             own=p[:, :s].contiguous().numpy(),
             out=estimates.numpy(),
             num_threads=torch.get_num_threads(),
-            anchors=None if anchors is None else (*(a.numpy() for a in anchors[:2]), anchors[2]),
+            anchors=start,
         )
         return Estimates(estimates, torch.from_numpy(largest), usable)
 
@@ -376,5 +379,11 @@ def _compiled_dots(matrix: Tensor, rows: Tensor, vectors: Tensor, which: Tensor)
     """Return the products of these rows (k,) with vectors (k, q), summed in float64."""
     from fedrec.functional.kernels import _numba_pairs
 
-    arrays = (x.contiguous().numpy() for x in (matrix, rows, vectors, which))
-    return torch.from_numpy(_numba_pairs.dots(*arrays, torch.get_num_threads()))
+    found = _numba_pairs.dots(
+        matrix.contiguous().numpy(),
+        rows.contiguous().numpy(),
+        vectors.contiguous().numpy(),
+        which.contiguous().numpy(),
+        torch.get_num_threads(),
+    )
+    return torch.from_numpy(found)
