@@ -146,13 +146,10 @@ class Recovery:
                         continue
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    due = time.monotonic() - saved >= every
+                    due = time.monotonic() - saved >= every or (live and self.meter.asked > 0)
                     ranks = self.runtime.ranks
                     signal, due = ranks.agree(t, weights, stop=stop.signal, save=due)
                     if signal or due:
-                    stopping = stop.signal is not None
-                    due = time.monotonic() - saved >= every
-                    if stopping or due or (live and self.meter.asked):
                         self._save(weights, t + 1, seconds)
                         saved = time.monotonic()
                     if signal:
