@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,11 +79,8 @@ def launch(accelerator: str, devices: int, num_nodes: int, timeout: float) -> Ra
         # What rank 0 says, all others would say, too.
         logging.getLogger("fedrec").setLevel(logging.CRITICAL)
         warnings.simplefilter("ignore", FedrecWarning)
-    ranks = Ranks(fabric.device, timeout)
-    if strategy.children:
-        watch = partial(_watch, ranks, strategy.children)
-        threading.Thread(target=watch, name="fedrec-ranks", daemon=True).start()
-    return ranks
+    strategy.ranks = Ranks(fabric.device, timeout)
+    return strategy.ranks
 
 
 class _Launcher(_SubprocessScriptLauncher):
@@ -97,11 +94,20 @@ class _Launcher(_SubprocessScriptLauncher):
             num_devices=self.num_processes, num_nodes=self.num_nodes
         )
         if not self.cluster_environment.creates_processes_externally:
+            if sys.argv[0] in ("", "-", "-c"):
+                raise RuntimeError("they run the same script again, and there is none")
             self._call_children_scripts()
+            self.on_start()
         return function(*args, **kwargs)
+
+    def on_start(self) -> None:
+        """Called when the processes have been started."""
 
 
 class _Strategy(DDPStrategy):
+    #: Known once all processes have found each other.
+    ranks: Ranks | None = None
+
     @property
     def children(self) -> Sequence[subprocess.Popen[bytes]]:
         """The processes that this one has started."""
@@ -113,6 +119,8 @@ class _Strategy(DDPStrategy):
             environment = self.cluster_environment
             assert environment is not None
             self._launcher = _Launcher(environment, self.num_processes, self.num_nodes)
+            watch = threading.Thread(target=_watch, args=[self], name="fedrec-ranks", daemon=True)
+            self._launcher.on_start = watch.start  # type: ignore[method-assign]
 
 
 def _end(strategy: _Strategy) -> None:
@@ -125,11 +133,11 @@ def _end(strategy: _Strategy) -> None:
         child.kill()
 
 
-def _watch(ranks: Ranks, children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _watch(strategy: _Strategy) -> None:
     """Say which of the started processes has died; end this one if it does not notice."""
     while True:
         time.sleep(_BETWEEN_LOOKS)
-        codes = [child.poll() for child in children]
+        codes = [child.poll() for child in strategy.children]
         if all(code == 0 for code in codes):
             return
         dead = next((i for i, code in enumerate(codes) if code), None)
@@ -137,11 +145,12 @@ def _watch(ranks: Ranks, children: Sequence[subprocess.Popen[bytes]]) -> None:
             continue
         code = codes[dead] or 0
         why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        rank = ranks.rank + dead + 1
-        ranks.say_of(rank, why)
-        time.sleep(_GRACE)  # for this process to raise an error
+        rank = strategy.global_rank + dead + 1
+        if strategy.ranks is not None:
+            strategy.ranks.say_of(rank, why)
+            time.sleep(_GRACE)  # for this process to raise an error
         sys.stderr.write(f"Error: Rank {rank} has failed ({why}), which ends all others.\n")
-        for child in children:
+        for child in strategy.children:
             child.kill()
         os._exit(1)
 
