@@ -50,10 +50,10 @@ CHOSEN: dict[str, Any] = {
     )
 } | {
     "MPAF (scale=10)": node("MPAF", scale=10.0),
-    "PoisonedFL": node("PoisonedFL", period=10),
+    "PoisonedFL": ATTACKS["PoisonedFL"],
     "Backdoor, adaptive": ADAPTIVE,
     "DBA": ATTACKS["DBA"],
-    "EdgeCaseBackdoor": node("EdgeCaseBackdoor", scale=5.0),
+    "EdgeCaseBackdoor": ATTACKS["EdgeCaseBackdoor"],
     "Neurotoxin, adaptive": node("Neurotoxin", attack=ADAPTIVE),
 }
 
