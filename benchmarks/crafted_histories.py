@@ -12,8 +12,10 @@ A row is an attack, a seed and an estimator. `error` and `cosine` compare the es
 exact update, client by client; `error_of_mean` compares the trimmed means of both, which is the
 step. All are medians over the rounds (and clients), errors as multiples of the exact length.
 `apart` is how far the recorded model is from the recovered one, as a multiple of how far the
-recovered one is from where both began; `length` how long recorded updates are as a multiple of the
-exact ones; `poisoned` the recorded model's TER at the end.
+recovered one is from where both began; `length` how long the trimmed mean of the recorded updates
+of the remaining clients is as a multiple of that of the exact ones. What was aggregated in the
+recording differs from that mean by what the attackers added: `balance` is the cosine of the two.
+`poisoned` is the recorded model's TER at the end.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ ESTIMATORS = {
     "anchored": AnchoredLBFGS,
 }
 RULE = TrimmedMean(trim=0.2)
-FIGURES = ("error", "cosine", "error_of_mean", "apart", "length")
+FIGURES = ("error", "cosine", "error_of_mean", "apart", "length", "balance")
 COLUMNS = ("attack", "seed", "estimator", *FIGURES, "beta", "gamma", "poisoned")
 
 
@@ -84,21 +86,23 @@ class Questioned(Estimator):
         if self.first is None:
             self.first = global_weights.clone()
         due = self.schedule.exact_reason(record.round, self.max_rounds)
+        if due is not None:
+            for estimator in self.estimators.values() if due != "final" else ():
+                estimator.observe(record, exact, global_weights, due)
+            return
+        recorded, right = RULE(record.updates), RULE(exact)
+        far = (record.global_weights - global_weights).norm()
+        added = record.aggregate - recorded
         for name, estimator in self.estimators.items():
-            if due is not None:
-                if due != "final":
-                    estimator.observe(record, exact, global_weights, due)
-                continue
             rows = estimator.estimate(record, global_weights).updates
-            step, right = RULE(rows), RULE(exact)
-            far = (record.global_weights - global_weights).norm()
             self.found[name].append(
                 [
                     float(((rows - exact).norm(dim=1) / exact.norm(dim=1)).median()),
                     float(cosine_similarity(rows, exact).median()),
-                    float((step - right).norm() / right.norm()),
+                    float((RULE(rows) - right).norm() / right.norm()),
                     float(far / (global_weights - self.first).norm()),
-                    float((record.updates.norm(dim=1) / exact.norm(dim=1)).median()),
+                    float(recorded.norm() / right.norm()),
+                    float(cosine_similarity(recorded, added, dim=0)),
                 ]
             )
 
