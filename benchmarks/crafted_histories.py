@@ -12,10 +12,12 @@ A row is an attack, a seed and an estimator. `error` and `cosine` compare the es
 exact update, client by client; `error_of_mean` compares the trimmed means of both, which is the
 step. All are medians over the rounds (and clients), errors as multiples of the exact length.
 `apart` is how far the recorded model is from the recovered one, as a multiple of how far the
-recovered one is from where both began; `length` how long the trimmed mean of the recorded updates
-of the remaining clients is as a multiple of that of the exact ones. What was aggregated in the
-recording differs from that mean by what the attackers added: `balance` is the cosine of the two.
-`poisoned` is the recorded model's TER at the end.
+recovered one is from where both began; `length` how long recorded updates of the remaining clients
+are as a multiple of the exact ones, and `counterweight` the same of their trimmed means. What was
+aggregated in the recording differs from that mean by what the attackers added: `balance` is the
+cosine of the two.
+`poisoned` is the recorded model's TER at the end. `--table` prints means over the seeds that are
+there, and does nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import argparse
 import csv
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -55,7 +58,7 @@ ESTIMATORS = {
     "anchored": AnchoredLBFGS,
 }
 RULE = TrimmedMean(trim=0.2)
-FIGURES = ("error", "cosine", "error_of_mean", "apart", "length", "balance")
+FIGURES = ("error", "cosine", "error_of_mean", "apart", "length", "counterweight", "balance")
 COLUMNS = ("attack", "seed", "estimator", *FIGURES, "beta", "gamma", "poisoned")
 
 
@@ -101,6 +104,7 @@ class Questioned(Estimator):
                     float(cosine_similarity(rows, exact).median()),
                     float((RULE(rows) - right).norm() / right.norm()),
                     float(far / (global_weights - self.first).norm()),
+                    float((record.updates.norm(dim=1) / exact.norm(dim=1)).median()),
                     float(recorded.norm() / right.norm()),
                     float(cosine_similarity(recorded, added, dim=0)),
                 ]
@@ -142,6 +146,29 @@ def run(attack: str, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return a Markdown table: an attack a line; means over seeds."""
+    head = ["attack", "seeds", "poisoned, %", "apart", "length", "counterweight", "balance"]
+    head += [f"{name}: error, cosine; of the mean" for name in ESTIMATORS]
+    lines = [[*head, "beta"], ["---"] * (len(head) + 1)]
+
+    def mean(found: list[dict[str, Any]], figure: str, scale: float = 1) -> str:
+        values = [scale * float(row[figure]) for row in found if row[figure] != ""]
+        return f"{fmean(values):.2f}" if values else ""
+
+    for attack in dict.fromkeys(row["attack"] for row in rows):
+        of = {
+            n: [r for r in rows if (r["attack"], r["estimator"]) == (attack, n)] for n in ESTIMATORS
+        }
+        line = [attack, str(len(of["anchored"])), mean(of["anchored"], "poisoned", 100)]
+        line += [mean(of["anchored"], figure) for figure in FIGURES[3:]]
+        for found in of.values():
+            error, cosine, of_mean = (mean(found, figure) for figure in FIGURES[:3])
+            line.append(f"{error}, {cosine}; {of_mean}")
+        lines.append([*line, mean(of["anchored"], "beta")])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def main() -> None:
     """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -153,8 +180,12 @@ def main() -> None:
         choices=CHOSEN,
         default=["ALIE (z=1.5)", "MinMax", "MinSum", "TrimAttack", "SignFlip", "Mimic"],
     )
+    parser.add_argument("--table", action="store_true", help="print what there is")
     arguments = parser.parse_args()
     rows = read_rows(arguments.csv)
+    if arguments.table:
+        print(table(rows))
+        return
     done = {(row["attack"], int(row["seed"])) for row in rows}
     with quiet(), arguments.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
