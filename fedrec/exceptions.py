@@ -20,6 +20,7 @@ __all__ = [
     "HistoryLockedError",
     "MethodsFailedError",
     "MissingDependencyError",
+    "RankError",
     "RecipeError",
     "RecoveryError",
     "RoundNotFoundError",
@@ -134,6 +135,10 @@ class MethodsFailedError(RecoveryError):
         head = f"{number} {'method' if number == 1 else 'methods'} failed; the others are kept:"
         lines = [f"{label}: {reason}" for label, reason in self.failures.items()]
         super().__init__("\n  - ".join([head, *lines]))
+
+
+class RankError(FedrecError):
+    """One of the processes of a run has failed, died, hangs, or computes something else."""
 
 
 class MissingDependencyError(FedrecError, ModuleNotFoundError):

@@ -172,6 +172,28 @@ class CohortUpdates:
     buffers: Tensor | None = None
     costs: Mapping[str, ClientCost] = field(default_factory=dict)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the updates in this process."""
+        return self.updates.nbytes
+
+    def to(self, device: torch.device) -> CohortUpdates:
+        """Return the updates on a device; the object itself if they are there."""
+        if self.updates.device == device:
+            return self
+        return replace(self, updates=self.updates.to(device))
+
+    def refusing(self, reasons: Mapping[str, str]) -> CohortUpdates:
+        """Return the updates without those of some clients, who are refused.
+
+        Args:
+            reasons: Why, by client.
+        """
+        if not reasons:
+            return self
+        kept = self.select([c for c in self.client_ids if c not in reasons])
+        return replace(kept, refused={**self.refused, **reasons})
+
     def select(self, client_ids: Sequence[str]) -> CohortUpdates:
         """Return the updates of some clients, in the given order, with all refusals.
 
@@ -259,12 +281,12 @@ class RoundRecord:
 
     def to(self, device: torch.device) -> RoundRecord:
         """Return the record with its tensors on a device; the record itself if they are there."""
-        if self.updates.device == device:
+        if self.aggregate.device == device:
             return self
         return replace(
             self,
             global_weights=self.global_weights.to(device),
-            sent=replace(self.sent, updates=self.updates.to(device)),
+            sent=self.sent.to(device),
             aggregate=self.aggregate.to(device),
             buffers=None if self.buffers is None else self.buffers.to(device),
         )

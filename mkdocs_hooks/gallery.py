@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import navigation
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -154,23 +155,22 @@ _found: list[Recipe] = []
 def on_config(config: MkDocsConfig) -> None:
     """Read all recipes, and put their pages into the navigation."""
     _found[:] = recipes(Path(config.docs_dir).parent / "recipes")
-    _extend(config.nav)
+    navigation.extend(config.nav, _below)
 
 
-def _extend(entries: Any) -> None:
-    for entry in list(entries):
-        if isinstance(entry, dict):
-            for below in entry.values():
-                if isinstance(below, list):
-                    _extend(below)
-        elif entry == "gallery/index.md":
-            for folder, heading in FOLDERS.items():
-                pages = [
-                    {posixpath.basename(recipe.name): recipe.uri}
-                    for recipe in _found
-                    if recipe.folder == folder
-                ]
-                entries.append({heading: pages})
+def _below(page: str) -> list[dict[str, Any]]:
+    if page != "gallery/index.md":
+        return []
+    return [
+        {
+            heading: [
+                {posixpath.basename(recipe.name): recipe.uri}
+                for recipe in _found
+                if recipe.folder == folder
+            ]
+        }
+        for folder, heading in FOLDERS.items()
+    ]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+import navigation
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -110,7 +111,7 @@ def table(names: list[Name]) -> str:
     lines = []
     for group in sorted({name.group for name in names}):
         lines += [f"\n### {group}\n" if group else "", "| Name | What it is |", "|---|---|"]
-        for name in names:
+        for name in sorted(names, key=lambda name: name.title.lower()):
             if name.group == group:
                 summary = re.sub(r"(?<!\\)\|", r"\\|", name.summary)
                 lines.append(f"| [`{name.title}`][{name.path}] | {summary} |")
@@ -154,18 +155,13 @@ def on_config(config: MkDocsConfig) -> None:
     """Put the pages into the navigation, each below the page of its family."""
     _found.clear()
     _found.update(families(Path(config.docs_dir)))
-    _extend(config.nav)
+    navigation.extend(config.nav, _below)
 
 
-def _extend(entries: Any) -> None:
-    for entry in list(entries):
-        if isinstance(entry, dict):
-            for below in entry.values():
-                if isinstance(below, list):
-                    _extend(below)
-        elif match := re.fullmatch(r"api/(\w+)/index\.md", entry):
-            names = sorted(_found[match[1]], key=lambda name: name.title.lower())
-            entries.extend({name.title: name.uri} for name in names)
+def _below(page: str) -> list[dict[str, Any]]:
+    match = re.fullmatch(r"api/(\w+)/index\.md", page)
+    names = sorted(_found[match[1]], key=lambda name: name.title.lower()) if match else []
+    return [{name.title: name.uri} for name in names]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:

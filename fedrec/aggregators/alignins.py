@@ -7,7 +7,6 @@ from torch import Tensor
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.byzantine import count_of
-from fedrec.exceptions import AggregationError
 from fedrec.functional.aggregation.alignment import principal_sign_alignment
 from fedrec.functional.aggregation.clipping import clip_factors
 from fedrec.functional.aggregation.median_z_scores import median_z_scores
@@ -83,14 +82,10 @@ class AlignIns(Aggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Average the admitted clients, clipped to their median norm."""
-        if ctx is None:
-            raise AggregationError(
-                "AlignIns needs the global weights. HINT: use it in a FederatedLoop, or pass a "
-                "RoundContext with them."
-            )
+        start = self._global_weights(ctx).to(updates)
         d = updates.shape[1]
         count = max(1, count_of(self.top_fraction, d))
-        cosines = row_cosines(updates, ctx.global_weights.to(updates))
+        cosines = row_cosines(updates, start)
         signs = principal_sign_alignment(updates, count)
         admitted = median_z_scores(cosines) <= self.cosine_radius
         admitted &= median_z_scores(signs) <= self.sign_radius

@@ -74,6 +74,12 @@ class Aggregator(Component, ABC):
     #: Whether rows have to be those of clients, whom the rule knows again by their ids.
     needs_client_ids: bool = False
 
+    #: What of updates that are spread over several processes the rule needs at once: `"rows"`, all
+    #: of them; `"columns"`, all rows of a block of columns, for a rule that treats every column
+    #: alike and alone; `"sums"`, sums of rows times their `coefficients`. A subclass that changes
+    #: `aggregate` and not this attribute needs rows.
+    needs: str = "rows"
+
     @property
     def has_memory(self) -> bool:
         """Whether what the rule returns depends on earlier rounds."""
@@ -146,6 +152,19 @@ class Aggregator(Component, ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
+
+    def _global_weights(self, ctx: RoundContext | None) -> Tensor:
+        """Return the round's global weights, shape $(d,)$, for a rule that cannot do without.
+
+        Raises:
+            AggregationError: If there is no context.
+        """
+        if ctx is None:
+            raise AggregationError(
+                f"{type(self).__name__} needs the global weights. HINT: use it in a FederatedLoop, "
+                "or pass a RoundContext with them."
+            )
+        return ctx.global_weights
 
     def _no_effect(self, reason: str, updates: Tensor) -> Tensor:
         """Warn that no update is used, and return zeros, shape $(d,)$; called by `aggregate`.

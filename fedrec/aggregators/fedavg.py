@@ -53,6 +53,8 @@ class FedAvg(Aggregator):
             client_weights = torch.ones_like(client_weights)
         return client_weights / client_weights.sum()
 
+    needs = "sums"
+
     def aggregate(
         self,
         updates: Tensor,

@@ -39,6 +39,7 @@ class MeanAroundMedian(ByzantineAggregator):
         tensor([3.2500])
     """
 
+    needs = "columns"
     bound = (2, 1)
 
     def aggregate(

@@ -30,6 +30,8 @@ class Median(Aggregator):
         tensor([3.])
     """
 
+    needs = "columns"
+
     def aggregate(
         self,
         updates: Tensor,

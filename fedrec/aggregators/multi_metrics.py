@@ -10,7 +10,6 @@ from torch import Tensor
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
 from fedrec.aggregators.byzantine import count_of
-from fedrec.exceptions import AggregationError
 from fedrec.functional.aggregation.krum import lowest
 from fedrec.functional.aggregation.means import weighted_mean
 from fedrec.functional.aggregation.whitening import whitened_scores
@@ -70,23 +69,18 @@ class MultiMetrics(Aggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Average the clients with the lowest scores."""
-        if ctx is None:
-            raise AggregationError(
-                "MultiMetrics needs the global weights. HINT: use it in a FederatedLoop, or pass a "
-                "RoundContext with them."
-            )
+        start = self._global_weights(ctx).to(updates)
         m = len(updates)
         count = max(1, count_of(self.fraction, m))
-        chosen = lowest(whitened_scores(self._measures(updates, ctx.global_weights)), count)
+        chosen = lowest(whitened_scores(self._measures(updates, start)), count)
         weights = torch.zeros(m, dtype=torch.float64)
         weights[chosen] = 1.0 if client_weights is None else client_weights.cpu().double()[chosen]
         if not bool(weights.sum() > 0):
             weights[chosen] = 1.0
         return weighted_mean(updates, weights)
 
-    def _measures(self, updates: Tensor, global_weights: Tensor) -> Tensor:
+    def _measures(self, updates: Tensor, start: Tensor) -> Tensor:
         """Return the three measures of every client, shape (m, 3)."""
-        start = global_weights.to(updates)
         manhattan = torch.stack([block.abs().sum(dim=1) for block in wide_blocks(updates)]).sum(0)
         squares = squared_norms(updates)
         square = float(squared_norms(start[None]))

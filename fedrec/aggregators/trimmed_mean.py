@@ -43,6 +43,8 @@ class TrimmedMean(Aggregator):
         29
     """
 
+    needs = "columns"
+
     def __init__(self, *, trim: int | float) -> None:
         self.trim = check_count("trim", trim)
 

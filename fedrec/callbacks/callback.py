@@ -32,6 +32,9 @@ class LoopSettings(Protocol):
 
     accelerator: str
     devices: int
+    num_nodes: int
+    num_shards: int | None
+    timeout: float
     precision: str
     executor: str | Executor
     callbacks: list[Callback]

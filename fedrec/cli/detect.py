@@ -14,7 +14,9 @@ from fedrec.cli.output import write_json
 from fedrec.cli.parser import Options
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError
+from fedrec.history import LMDBHistory, ShardedHistory
 from fedrec.history.base import HistoryStore
+from fedrec.history.tools.opening import store_class
 from fedrec.recipe.classes import ClassFinder
 from fedrec.recipe.folder import existing
 from fedrec.recipe.instantiate import Instantiator
@@ -31,6 +33,8 @@ def compare_run(args: Options) -> None:
     detectors = _build(args.detector, args.allow)
     recipe = load_recipe(folder.recipe_file, args.overrides, args.allow)
     cls, arguments = build_parts(recipe).history
+    if cls in (LMDBHistory, ShardedHistory):  # the shards may have been made, or merged, since
+        cls = store_class(folder.path / "history")
     if "path" in inspect.signature(cls).parameters:
         arguments = {**arguments, "path": folder.path / "history"}
     with cls(**arguments) as history:

@@ -46,12 +46,14 @@ _NEEDED = {
 _OPTIONAL = {
     "speed": {"numba": "compiled kernels: faster medians, estimates and convolutions"},
     "plot": {"matplotlib": "fedrec plot"},
+    "pandas": {"pandas": "to_pandas of results and histories"},
     "encryption": {"cryptography": "encrypted histories"},
     "loggers": {
         "tensorboard": "TensorBoardLogger",
         "wandb": "WandbLogger",
         "mlflow": "MLFlowLogger",
     },
+    "flower": {"flwr": "federations of Flower"},
 }
 _WIDTH = 60
 _GIB = 1 << 30

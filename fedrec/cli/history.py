@@ -95,6 +95,7 @@ def _info(args: Options, progress: Progress) -> _Outcome:
     lines = [
         f"History {about.path}",
         f"  rounds      {about.num_rounds} of {about.max_rounds}",
+        *([f"  shards      {about.num_shards}"] if about.num_shards > 1 else []),
         f"  clients     {about.num_clients}: {_some(about.clients)}",
         f"  updates     {about.num_updates} of {about.num_parameters:,} parameters",
         f"  size        {about.num_bytes:,} bytes, {about.free_bytes:,} of them free",
@@ -132,11 +133,10 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 
 
 def _verify(args: Options, progress: Progress) -> _Outcome:
-    from fedrec.history.lmdb.history import LMDBHistory
-    from fedrec.history.tools.info import history_folder
+    from fedrec.history.tools.opening import open_history
 
     locked, damage = False, list[Damage]()
-    with LMDBHistory(history_folder(args.target), master_key=_source(args)) as history:
+    with open_history(args.target, master_key=_source(args)) as history:
         try:
             locked = history.is_locked
             damage = history.damage(progress)
@@ -157,14 +157,16 @@ def _repair(args: Options, progress: Progress) -> _Outcome:
 
     done = repair(args.target, progress=progress, master_key=_source(args))
     result = {**dataclasses.asdict(done), "damage": _as_dicts(list(done.damage))}
-    result["backup"] = None if done.backup is None else str(done.backup)
+    result["backups"] = [str(path) for path in done.backups]
     if not done.damage:
         return result, "Nothing is damaged, and nothing was changed.", 0
     lines = ["Damaged:", *(f"  - {part}" for part in done.damage)]
     lines += [f"Dropped the update of `{client_id}` in round {t}." for t, client_id in done.dropped]
     if done.rounds < done.rounds_before:
-        lines.append(f"Kept the first {done.rounds} of {done.rounds_before} rounds.")
-    lines.append(f"The damaged file is kept as {done.backup}; remove it when you need it no more.")
+        of_all = f" in all {len(done.backups)} shards" if len(done.backups) > 1 else ""
+        lines.append(f"Kept the first {done.rounds} of {done.rounds_before} rounds{of_all}.")
+    lines += [f"The old file is kept as {path}." for path in done.backups]
+    lines.append("Remove what is kept when you need it no more.")
     return result, "\n".join(lines), 0
 
 
@@ -226,6 +228,28 @@ def _import(args: Options, progress: Progress) -> _Outcome:
     return dataclasses.asdict(done), text, 0
 
 
+def _shard(args: Options, progress: Progress) -> _Outcome:
+    from fedrec.history.tools.sharding import shard_history
+
+    done = shard_history(
+        args.target,
+        args.folder,
+        num_shards=args.shards,
+        progress=progress,
+        master_key=_source(args),
+    )
+    text = f"Wrote {done.rounds} rounds in {done.num_shards} shards"
+    return dataclasses.asdict(done), f"{text}, {done.num_bytes:,} bytes, to {done.path}.", 0
+
+
+def _merge(args: Options, progress: Progress) -> _Outcome:
+    from fedrec.history.tools.sharding import merge_history
+
+    done = merge_history(args.target, args.folder, progress=progress, master_key=_source(args))
+    text = f"Wrote {done.rounds} rounds in one file, {done.num_bytes:,} bytes, to {done.path}."
+    return dataclasses.asdict(done), text, 0
+
+
 _ACTIONS: dict[str, Callable[[Options, Progress], _Outcome]] = {
     "info": _info,
     "browse": _browse,
@@ -236,6 +260,8 @@ _ACTIONS: dict[str, Callable[[Options, Progress], _Outcome]] = {
     "new-key": _new_key,
     "export": _export,
     "import": _import,
+    "shard": _shard,
+    "merge": _merge,
 }
 
 

@@ -98,7 +98,7 @@ def command_line(call: Call) -> click.Group:
     click.version_option(__version__, message="fedrec %(version)s")(group)
     for command in (*_of_recipes(call), *_of_runs(call), *_of_components(call), *_to_start(call)):
         group.add_command(command)
-    history = _Group("history", help="Look into the history of a run, and after it.")
+    history = _Group("history", help="Look into the history of a run, and after it")
     for command in _of_histories(call):
         history.add_command(command)
     group.add_command(history)
@@ -446,6 +446,29 @@ def _of_histories(call: Call) -> list[_Command]:
                 _key_file("Master key to encrypt it with."),
             ],
             "import rounds again/history",
+        ),
+        command(
+            "shard",
+            "Copy a history to shards, which several processes can recover from.",
+            [
+                where,
+                _argument("folder", "NEW", "History to make.", _FOLDER),
+                _option(
+                    "--shards",
+                    "How many, at least the processes and at most the clients.",
+                    metavar="N",
+                    type=int,
+                    required=True,
+                ),
+                key,
+            ],
+            "shard runs/quickstart sharded/history --shards 8",
+        ),
+        command(
+            "merge",
+            "Copy the shards of a history to one file.",
+            [where, _argument("folder", "NEW", "History to make.", _FOLDER), key],
+            "merge runs/quickstart merged/history",
         ),
     ]
 

@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from fedrec.history.memory import MemoryHistory
     from fedrec.history.retention import Retention
     from fedrec.history.rounds import RoundArrays, RoundIndex
+    from fedrec.history.sharded import ShardedHistory
     from fedrec.history.tools.export import Export, export_history
     from fedrec.history.tools.forget import Forgetting, forget
     from fedrec.history.tools.importing import Import, import_history
     from fedrec.history.tools.info import HistoryInfo, info
     from fedrec.history.tools.repair import Compaction, Repair, compact, repair
+    from fedrec.history.tools.sharding import Conversion, merge_history, shard_history
     from fedrec.history.view import HistoryView
 
 __all__ = [
     "Codec",
     "Compaction",
+    "Conversion",
     "Damage",
     "Encoded",
     "Export",
@@ -44,16 +47,19 @@ __all__ = [
     "Retention",
     "RoundArrays",
     "RoundIndex",
+    "ShardedHistory",
     "compact",
     "export_history",
     "forecast",
     "forget",
     "import_history",
     "info",
+    "merge_history",
     "new_key",
     "register_codec",
     "register_derived",
     "repair",
+    "shard_history",
 ]
 
 # Lazy, so that the on-disk core can be used without importing torch.
@@ -62,6 +68,7 @@ __getattr__, __dir__ = lazy(
     {
         "Codec": "fedrec.history.codecs",
         "Compaction": "fedrec.history.tools.repair",
+        "Conversion": "fedrec.history.tools.sharding",
         "Damage": "fedrec.history.lmdb.damage",
         "Encoded": "fedrec.history.codecs",
         "Forgetting": "fedrec.history.tools.forget",
@@ -78,6 +85,7 @@ __getattr__, __dir__ = lazy(
         "Retention": "fedrec.history.retention",
         "RoundArrays": "fedrec.history.rounds",
         "RoundIndex": "fedrec.history.rounds",
+        "ShardedHistory": "fedrec.history.sharded",
         "compact": "fedrec.history.tools.repair",
         "forget": "fedrec.history.tools.forget",
         "export_history": "fedrec.history.tools.export",
@@ -88,5 +96,7 @@ __getattr__, __dir__ = lazy(
         "register_codec": "fedrec.history.codecs",
         "register_derived": "fedrec._derived",
         "repair": "fedrec.history.tools.repair",
+        "merge_history": "fedrec.history.tools.sharding",
+        "shard_history": "fedrec.history.tools.sharding",
     },
 )

@@ -53,7 +53,7 @@ class BackgroundWriter:
         if self._history.in_memory:
             self._history.write_round(record)
             return
-        size = record.updates.nbytes
+        size = record.sent.num_bytes
         room = _MOST_BYTES - size - sum(size for _, size in self._waiting)
         while self._waiting:
             first, first_size = self._waiting[0]
@@ -131,7 +131,7 @@ class RoundReader:
         record = ahead[1].result() if ahead is not None and ahead[0] == t else self._read(t)
         self._current = record
         following = self._next.get(t)
-        if following is not None and record.updates.nbytes >= _WORTH_A_THREAD:
+        if following is not None and record.sent.num_bytes >= _WORTH_A_THREAD:
             self._ahead = following, self._thread.submit(self._read, following)
         return record
 

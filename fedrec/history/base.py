@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from fedrec.exceptions import HistoryFormatError
+from fedrec.exceptions import ConfigurationError, HistoryFormatError, expected
 from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, RoundIndex
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
+    from fedrec.distributed.ranks import Ranks
     from fedrec.types import RoundRecord
 
 __all__ = ["HistoryStore"]
@@ -100,6 +101,24 @@ class HistoryStore(ABC):
     @abstractmethod
     def num_bytes(self) -> int:
         """Return the bytes the store takes."""
+
+    def attach(self, ranks: Ranks) -> None:
+        """Get ready for the processes of a run, which all call this at the same time.
+
+        Each of several processes keeps a store in memory for itself.
+
+        Args:
+            ranks: The processes.
+
+        Raises:
+            ConfigurationError: If several processes cannot share the store.
+        """
+        if ranks.size > 1 and not self.in_memory:
+            hint = "ShardedHistory(path) keeps one for each shard; `fedrec history shard` converts."
+            requirement = f"one that {ranks.size} processes can write to"
+            raise ConfigurationError(
+                expected("history", requirement, type(self).__name__, hint=hint)
+            )
 
     @property
     def forgotten(self) -> tuple[str, ...]:

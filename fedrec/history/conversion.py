@@ -21,15 +21,19 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
     return result
 
 
-def to_arrays(record: RoundRecord) -> RoundArrays:
+def to_arrays(record: RoundRecord, updates: Tensor | None = None) -> RoundArrays:
     """Return a record as arrays, which share its memory where that is possible.
+
+    Args:
+        record: The record.
+        updates: What to take for its updates; by default `record.updates`.
 
     Raises:
         ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
     """
     tensors = {
         "global_weights": record.global_weights,
-        "updates": record.updates,
+        "updates": record.updates if updates is None else updates,
         "num_samples": record.num_samples,
         "aggregate": record.aggregate,
     }

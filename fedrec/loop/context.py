@@ -175,23 +175,28 @@ class MeteredContext(RecoveryContext):
 
     def server_step(
         self,
-        updates: Tensor,
+        updates: Tensor | CohortUpdates,
         client_ids: Sequence[str] | None = None,
         global_weights: Tensor | None = None,
     ) -> Tensor:
         """Aggregate updates, and do the server step."""
-        ids = self.client_ids if client_ids is None else tuple(client_ids)
+        if isinstance(updates, CohortUpdates):
+            sent = updates if client_ids is None else updates.select(client_ids)
+        else:
+            ids = self.client_ids if client_ids is None else tuple(client_ids)
+            shape = (len(ids), self.global_weights.numel())
+            if ids and updates.shape != shape:
+                raise ShapeError(
+                    f"Expected {self.name} to give updates of shape {shape}, "
+                    f"one row per client of round {self.round}, but got {tuple(updates.shape)}."
+                )
+            sizes = self._num_samples(ids)
+            sent = CohortUpdates(client_ids=ids, updates=updates, num_samples=sizes)
         start = self.global_weights if global_weights is None else global_weights
-        if len(ids) == 0:
+        if not sent.client_ids:
             return start
-        shape = (len(ids), self.global_weights.numel())
-        if updates.shape != shape:
-            raise ShapeError(
-                f"Expected {self.name} to give updates of shape {shape}, "
-                f"one row per client of round {self.round}, but got {tuple(updates.shape)}."
-            )
-        num_samples = self._num_samples(ids)
-        new, _ = self.engine.server_step(self.asking, updates, num_samples, ids, start)
+        num_samples = self._num_samples(sent.client_ids)
+        new, _ = self.engine.server_step(self.asking, sent, start, num_samples=num_samples)
         self.meter.stepped = new
         return new
 

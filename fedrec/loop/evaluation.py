@@ -94,6 +94,21 @@ def named_metrics(metrics: Any) -> dict[str, Metric]:
     return by_name
 
 
+def keep_to_oneself(*modules: nn.Module) -> None:
+    """Let the metrics in modules compute from what this process has seen.
+
+    Where there are several processes, torchmetrics would wait for those that test nothing.
+    """
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, Metric):
+                part.distributed_available_fn = _never
+
+
+def _never() -> bool:
+    return False
+
+
 def evaluate(
     federation: Federation,
     dataset: Dataset[Any],
@@ -219,6 +234,7 @@ class _Rates:
         self.attack = attack
         target = None if attack is None else attack.target_label
         self.asr = None if target is None else AttackSuccessRate(target_label=target).to(device)
+        keep_to_oneself(*(rate for rate in (self.ter, self.asr) if rate is not None))
         self.can_do_without = can_do_without and self.asr is None
         # The range of outputs, for models with one logit for each label.
         self.lowest, self.highest = math.inf, -math.inf
@@ -295,6 +311,7 @@ class _Metrics:
 
     def __init__(self, metrics: Mapping[str, Metric], device: torch.device) -> None:
         self.metrics = {label: copy.deepcopy(m).to(device) for label, m in metrics.items()}
+        keep_to_oneself(*self.metrics.values())
         self.asking = {
             label: "member" in inspect.signature(metric.update).parameters
             for label, metric in self.metrics.items()

@@ -45,7 +45,16 @@ class FederatedLoop:
 
     Args:
         accelerator: `"cpu"`, `"cuda"` (or `"gpu"`), or `"auto"` for CUDA if there is a device.
-        devices: Only 1 for now.
+        devices: Processes on each node: one for each GPU, or any number on a CPU. With several,
+            clients are shared among them, see `docs/scale.md`; Lightning Fabric starts them by
+            running the same command again, unless torchrun or SLURM have.
+        num_nodes: Number of machines.
+        strategy: `"ddp"`, or `"auto"` for the same where there are several devices.
+        num_shards: Number of shards that clients are divided into, which decide the bits of a
+            result in place of the number of devices; `None` for one on one device and for 8 (or
+            as many as devices, but no more than clients) on several. A recovery takes that of the
+            recording.
+        timeout: Seconds that a process waits for another before the run ends with an error.
         precision: `"32-true"`, or `"bf16-mixed"` for forward and backward in bfloat16.
         executor: `"sequential"`; `"vectorized"` for `VectorizedExecutor`, which chooses the fastest
             way that gives the same updates; `"auto"` for the same, without its warning if clients
@@ -66,8 +75,8 @@ class FederatedLoop:
         checkpoint_every: Seconds between checkpoints of a recovery, and, while recording, of an
             aggregation rule that has a memory.
         num_threads: Threads that torch computes with on a CPU; `None` for one thread if the model
-            has fewer than 20,000 parameters (starting several would take longer than the work),
-            and torch's own choice otherwise.
+            has fewer than 20,000 parameters (starting several would take longer than the work) or
+            clients are in several shards, and torch's own choice otherwise.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -93,6 +102,10 @@ class FederatedLoop:
         *,
         accelerator: str = "auto",
         devices: int = 1,
+        num_nodes: int = 1,
+        strategy: str = "auto",
+        num_shards: int | None = None,
+        timeout: float = 1800.0,
         precision: str = "32-true",
         executor: str | Executor = "auto",
         callbacks: Callback | Sequence[Callback] | None = None,
@@ -113,10 +126,15 @@ class FederatedLoop:
             raise ConfigurationError(
                 expected("accelerator", "one that is there", accelerator, hint="no CUDA device is.")
             )
-        if isinstance(devices, bool) or str(devices) != "1":
-            raise ConfigurationError(
-                expected("devices", "1 (several devices are not supported yet)", devices)
-            )
+        devices = check_int("devices", devices, minimum=1)
+        num_nodes = check_int("num_nodes", num_nodes, minimum=1)
+        check_choice("strategy", strategy, ("auto", "ddp"))
+        if num_shards is not None:
+            num_shards = check_int("num_shards", num_shards, minimum=1)
+            if num_shards < devices * num_nodes:
+                requirement = f"at least the {devices * num_nodes} devices"
+                raise ConfigurationError(expected("num_shards", requirement, num_shards))
+        timeout = check_float("timeout", timeout, minimum=0, open_minimum=True)
         check_choice("precision", precision, _PRECISIONS)
         if not isinstance(executor, Executor):
             check_choice("executor", executor, ("auto", "sequential", "vectorized"))
@@ -131,7 +149,11 @@ class FederatedLoop:
         if num_threads is not None:
             num_threads = check_int("num_threads", num_threads, minimum=1)
         self.accelerator = accelerator
-        self.devices = 1
+        self.devices = devices
+        self.num_nodes = num_nodes
+        self.strategy = strategy
+        self.num_shards = num_shards
+        self.timeout = timeout
         self.precision = precision
         self.executor = executor
         for entry in logger if isinstance(logger, list | tuple) else [logger]:
@@ -162,9 +184,18 @@ class FederatedLoop:
             own = list(callbacks or [])
         for callback in own:
             check_instance("callbacks", callback, Callback)
-        self.callbacks = [*own, RichProgressBar()] if enable_progress_bar else own
+        self.callbacks = list(own)
         #: Device, hooks, files and tests, which recordings, recoveries and tests have in common.
         self.runtime = Runtime(self)
+        # Here the other processes are started, before anything else takes time.
+        is_first = self.runtime.ranks.is_first
+        if enable_progress_bar and is_first:
+            self.callbacks.append(RichProgressBar())
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process is the first of its run, which alone prints and writes files."""
+        return self.runtime.ranks.is_first
 
     def record(
         self,

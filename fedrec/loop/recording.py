@@ -77,10 +77,15 @@ class Recording:
         runtime, federation = self.runtime, self.federation
         self.folder = None if runtime.folder is None else runtime.folder / "record"
         federation.module.to(runtime.device)
+        recorded = None
+        if not self.history.is_empty:
+            recorded = self.history.manifest.execution.get("num_shards", 1)
+        sharding = runtime.shard(federation.client_ids, recorded)
         self.engine = Engine(
             federation=federation,
             phase="record",
-            executor=runtime.choose_executor(),
+            executor=runtime.choose_executor(sharding),
+            sharding=sharding,
             aggregator=self.aggregator,
             server_lr=self.server_lr,
             attack=self.attack,
@@ -109,11 +114,13 @@ class Recording:
                         break
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    stopping = stop.signal is not None
-                    if stopping or time.monotonic() - saved >= runtime.settings.checkpoint_every:
+                    due = time.monotonic() - saved >= runtime.settings.checkpoint_every
+                    signal, due = runtime.ranks.agree(t, weights, stop=stop.signal, save=due)
+                    if signal or due:
                         self._save_rule_state(t + 1)
                         saved = time.monotonic()
-                    if stopping:
+                    if signal:
+                        stop.signal = signal
                         self.writer.wait()
                         stop.obey(f"after round {t} of the recording", "Every round is stored.")
                 began = time.perf_counter()
@@ -161,8 +168,11 @@ class Recording:
                 torch.set_num_threads(threads)
             self.engine.buffers.select(recorded.buffers)
         else:
-            self.engine.buffers.select(buffers_that_change(self.engine, initial))
-            check_repeatable(self.engine, initial)
+            # The first client is rank 0's.
+            ranks = self.runtime.ranks
+            changing = ranks.once(lambda: buffers_that_change(self.engine, initial))
+            self.engine.buffers.select(changing)
+            ranks.once(lambda: check_repeatable(self.engine, initial))
         self.execution = self.runtime.plan(self.engine, initial, self.federation.client_ids)
         manifest = self._manifest()
         if history.is_empty:
@@ -199,13 +209,7 @@ class Recording:
             if self.detector is not None:
                 self.detector.observe(record)
             if t >= begin:
-                self.engine.server_step(
-                    ctx,
-                    record.updates,
-                    record.num_samples,
-                    record.client_ids,
-                    record.global_weights,
-                )
+                self.engine.server_step(ctx, record.sent, record.global_weights)
             if record.buffers is not None:
                 self.engine.buffers.values = record.buffers
         self.engine.last_aggregate = record.aggregate
@@ -241,18 +245,23 @@ class Recording:
 
     def _load_rule_state(self, num_rounds: int) -> int:
         """Load the saved memory of the aggregation rule; return the first round to replay."""
-        path = self._rule_state_path
-        if path is None or not path.exists():
-            return 0
-        try:
-            state = load_state(path)
-        except HistoryCorruptedError as error:
-            _log.warning("%s The whole history is replayed instead.", error)
+        state = self.runtime.ranks.once(self._read_rule_state)
+        if state is None:
             return 0
         if state["store_id"] != self.history.manifest.store_id or state["next"] > num_rounds:
             return 0  # the file belongs to another history
         self.engine.aggregator.load_state_dict(on_device(state["aggregator"], self.runtime.device))
         return int(state["next"])
+
+    def _read_rule_state(self) -> dict[str, Any] | None:
+        path = self._rule_state_path
+        if path is None or not path.exists():
+            return None
+        try:
+            return load_state(path)
+        except HistoryCorruptedError as error:
+            _log.warning("%s The whole history is replayed instead.", error)
+            return None
 
     def _manifest(self) -> Manifest:
         layout = self.federation.layout
@@ -324,11 +333,9 @@ class Recording:
             engine.remember(ctx, seen)
         new, aggregate = engine.server_step(
             ctx,
-            seen.updates if rule_has_memory else sent.updates,
-            sent.num_samples,
-            sent.client_ids,
+            seen if rule_has_memory else sent,
             weights,
-            checked=sent.updates,
+            is_checked=not rule_has_memory or seen.updates is sent.updates,
         )
         engine.end_round()
         record = RoundRecord(

@@ -73,7 +73,7 @@ class Recovery:
         """Recover from the start, or go on from the last checkpoint."""
         runtime, history = self.runtime, self.history
         self._prepare()
-        state = self._load() if self.resume else None
+        state = runtime.ranks.once(self._load) if self.resume else None
         if state is not None:
             torch.set_num_threads(state["execution"]["threads"])
         weights = history.read_round(0, ()).global_weights.to(runtime.device)
@@ -145,11 +145,14 @@ class Recovery:
                         continue
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    stopping = stop.signal is not None
-                    if stopping or time.monotonic() - saved >= every:
+                    due = time.monotonic() - saved >= every
+                    ranks = self.runtime.ranks
+                    signal, due = ranks.agree(t, weights, stop=stop.signal, save=due)
+                    if signal or due:
                         self._save(weights, t + 1, seconds)
                         saved = time.monotonic()
-                    if stopping:
+                    if signal:
+                        stop.signal = signal
                         kept = "nothing, for want of a run folder" if self.folder is None else "all"
                         stop.obey(f"after round {t} of {self.name}", f"Stored: {kept}.")
         finally:
@@ -203,10 +206,12 @@ class Recovery:
             self._require_cooperation()
         self._require_same_training()
         attackers = federation.malicious if self.attack is not None else ()
+        sharding = runtime.shard(tuple(manifest.clients), manifest.execution.get("num_shards", 1))
         self.engine = Engine(
             federation=federation,
             phase="recover",
-            executor=runtime.choose_executor(),
+            executor=runtime.choose_executor(sharding),
+            sharding=sharding,
             aggregator=self.aggregator or build(manifest.aggregator, Aggregator, "aggregator"),
             server_lr=self.server_lr or manifest.server_lr,
             attack=self.attack,

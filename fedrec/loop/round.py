@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +20,14 @@ from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.objective import LocalWork
 from fedrec.component import Component
+from fedrec.distributed.sharding import Sharding
+from fedrec.distributed.updates import ShardedUpdates
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
+from fedrec.executors.finite import NONFINITE, refuse_nonfinite
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.federation import Federation
+from fedrec.functional.aggregation.order_statistics import choose_kernel, use_kernel
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.loop.buffers import AveragedBuffers
 from fedrec.loop.server import require_lightning, server_client, server_outputs, trained
@@ -33,7 +37,8 @@ __all__ = ["Engine"]
 
 T = TypeVar("T", bound=Component)
 
-_NONFINITE = "the update has NaN or infinity"
+# A rank's columns, below which rows are as quickly sent, and kernels differ.
+_FEWEST_COLUMNS = 256
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,6 +60,7 @@ class Engine:
         autocast: Makes the context manager of the chosen precision.
         batch_policy: `"replay"` or `"fresh"`.
         on_bad_update: `"raise"` or `"drop"`.
+        sharding: Which clients this process computes, where there are several; or `None`.
 
     Attributes:
         last_aggregate: The last result of the aggregation rule, shape $(d,)$, or `None`.
@@ -74,6 +80,7 @@ class Engine:
     autocast: Callable[[], AbstractContextManager[Any]]
     batch_policy: str = "replay"
     on_bad_update: str = "raise"
+    sharding: Sharding | None = None
     last_aggregate: Tensor | None = None
     clients: dict[str, Client] = field(init=False)
     buffers: AveragedBuffers = field(init=False)
@@ -100,6 +107,8 @@ class Engine:
         """Return a malicious client with poisoned data, any other client as it is."""
         if self.attack is None or client.client_id not in self.malicious:
             return client
+        if self.sharding is not None and not self.sharding.is_own(client.client_id):
+            return client  # its data are read elsewhere
         if not self.attack.poisons_data or isinstance(client, FakeClient):
             return client
         if not isinstance(client, LightningClient):
@@ -169,11 +178,8 @@ class Engine:
     ) -> CohortUpdates:
         """Return the honest updates of clients; updates that are not finite are refused."""
         sent = self._compute(ctx, client_ids, work)
-        refused = {sent.client_ids[i]: _NONFINITE for i in nonfinite_rows(sent.updates)}
-        if sent.buffers is not None and self.buffers.values is not None:
-            for i in nonfinite_rows(sent.buffers):
-                refused[sent.client_ids[i]] = "the buffers has NaN or infinity"
-        sent = _refusing(sent, refused)
+        if not isinstance(sent, ShardedUpdates):  # of shards, each rank has checked its own
+            sent = refuse_nonfinite(sent, buffers=self.buffers.values is not None)
         # An update that is computed only for an attacker to see raises no error.
         self._require_usable(sent, asked)
         return sent
@@ -195,7 +201,8 @@ class Engine:
         # Fake clients are computed apart: the executor computes real ones together.
         sent = SequentialExecutor().compute(fake, ctx.global_weights, ctx)
         if real:
-            sent = _joined(self.executor.compute(real, ctx.global_weights, ctx), sent)
+            found = self.executor.compute(real, ctx.global_weights, ctx)
+            sent = _joined(found, sent)
         return _part(sent, client_ids)
 
     def _require_usable(self, sent: CohortUpdates, asked: Sequence[str]) -> None:
@@ -231,7 +238,7 @@ class Engine:
         sent = self._craft(ctx, self._honest(ctx, seen, work, asked))
         crafted = [i for i, c in enumerate(sent.client_ids) if c in self.malicious]
         bad = [crafted[i] for i in nonfinite_rows(sent.updates[crafted])]
-        sent = _refusing(sent, dict.fromkeys((sent.client_ids[i] for i in bad), _NONFINITE))
+        sent = sent.refusing(dict.fromkeys((sent.client_ids[i] for i in bad), NONFINITE))
         if sees_all and work is None:
             self._crafted = (ctx.round, sent)
         return sent
@@ -267,22 +274,20 @@ class Engine:
     def server_step(
         self,
         ctx: RoundContext,
-        updates: Tensor,
-        num_samples: Tensor,
-        client_ids: Sequence[str],
+        sent: CohortUpdates,
         global_weights: Tensor,
-        checked: Tensor | None = None,
+        *,
+        num_samples: Tensor | None = None,
+        is_checked: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Aggregate updates, and do the server step.
 
         Args:
             ctx: The round.
-            updates: Shape $(m, d)$.
-            num_samples: Shape $(m,)$.
-            client_ids: The clients of the rows of `updates`.
+            sent: What to aggregate.
             global_weights: The weights to step from, shape $(d,)$.
-            checked: A tensor of updates that is known to be finite: that of `ask`, if it was not
-                changed since; or `None`.
+            num_samples: Sizes that count in place of those in `sent`, shape $(m,)$.
+            is_checked: Whether it is what `ask` returned, which is finite.
 
         Returns:
             The next global weights and the aggregate, each of shape $(d,)$.
@@ -299,14 +304,20 @@ class Engine:
         aggregation_ctx = ctx.extended(
             AggregationContext,
             purpose="aggregator",
-            client_ids=tuple(client_ids),
+            client_ids=sent.client_ids,
             global_weights=global_weights,
             server_update=server_update,
             outputs=outputs,
-            checked=checked,
         )
-        weights = num_samples.to(updates) / num_samples.sum().to(updates)
-        aggregate = self.aggregator(updates, weights, aggregation_ctx)
+        if num_samples is None:
+            num_samples = sent.num_samples
+        weights = num_samples.to(global_weights) / num_samples.sum().to(global_weights)
+        if isinstance(sent, ShardedUpdates) and self._needs != "rows":
+            aggregate = self._aggregate_shards(sent, weights, aggregation_ctx)
+        else:
+            if is_checked:
+                aggregation_ctx = dataclasses.replace(aggregation_ctx, checked=sent.updates)
+            aggregate = self.aggregator(sent.updates, weights, aggregation_ctx)
         new = self.apply(global_weights, aggregate)
         if nonfinite_rows(new[None]):
             raise AggregationError(
@@ -315,6 +326,35 @@ class Engine:
             )
         self.last_aggregate = aggregate
         return new, aggregate
+
+    @property
+    def _needs(self) -> str:
+        """What the aggregation rule needs, as far as its `aggregate` is the one that says so."""
+        return self.aggregator.needs if _is_of_aggregate(self.aggregator, "needs") else "rows"
+
+    def _aggregate_shards(
+        self, sent: ShardedUpdates, weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Aggregate updates without gathering them, by a rule that needs no whole rows.
+
+        They are finite: those of clients were checked on arrival, those of a history when it was
+        written.
+        """
+        rule, width = self.aggregator, ctx.global_weights.numel()
+        if self._needs == "sums":
+            rule.check_cohort(len(sent.client_ids))
+            coefficients = rule.coefficients(weights)
+            assert coefficients is not None
+            return sent.weighted_sum(coefficients)
+        if width < _FEWEST_COLUMNS * sent.ranks.size:
+            return rule(sent.updates, weights, ctx)
+        block, order = sent.columns(width)
+        ids = tuple(sent.client_ids[i] for i in order.tolist())
+        ctx = dataclasses.replace(ctx, client_ids=ids, checked=block)
+        # Of the whole width, as everywhere: the kernel must not depend on the number of ranks.
+        with use_kernel(choose_kernel(block.device, len(block), width)):
+            found = rule(block, weights[order.to(weights.device)], ctx)
+        return sent.ranks.whole(found, width)
 
     def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return `global_weights - server_lr * aggregate`."""
@@ -327,11 +367,8 @@ class Engine:
 
     def coefficients(self, num_samples: Tensor) -> Tensor | None:
         """Return the fixed factors of clients' rows in the aggregation rule, or `None`."""
-        rule = type(self.aggregator)
-        methods = ("coefficients", "aggregate", "__call__")
-        where = [next(k for k, c in enumerate(rule.__mro__) if m in vars(c)) for m in methods]
-        if where[0] > min(where[1:]):
-            return None  # a subclass has replaced `aggregate`, but not `coefficients`
+        if not _is_of_aggregate(self.aggregator, "coefficients"):
+            return None
         return self.aggregator.coefficients(num_samples.float() / num_samples.sum())
 
     def simulate(self, ctx: RoundContext, client_ids: Sequence[str]) -> CohortUpdates:
@@ -363,6 +400,16 @@ def _fresh(component: T) -> T:
     return type(component)(**arguments)
 
 
+def _is_of_aggregate(aggregator: Aggregator, name: str) -> bool:
+    """Whether what a rule says of itself goes for its `aggregate`, which no subclass replaced."""
+    order = type(aggregator).__mro__
+    said, *methods = (
+        next(k for k, c in enumerate(order) if attribute in vars(c))
+        for attribute in (name, "aggregate", "__call__")
+    )
+    return said <= min(methods)
+
+
 def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:
     """Join the updates of two groups of clients; metrics are those of the first group."""
     buffers = None
@@ -383,11 +430,3 @@ def _part(sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
     usable = set(sent.client_ids)
     refused = {c: why for c, why in sent.refused.items() if c in asked}
     return dataclasses.replace(sent.select([c for c in asked if c in usable]), refused=refused)
-
-
-def _refusing(sent: CohortUpdates, reasons: Mapping[str, str]) -> CohortUpdates:
-    """Return the updates without those of some clients, who are refused for the given reasons."""
-    if not reasons:
-        return sent
-    keep = [c for c in sent.client_ids if c not in reasons]
-    return dataclasses.replace(sent.select(keep), refused={**sent.refused, **reasons})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import math
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
@@ -21,24 +23,37 @@ from torch.utils.data import Dataset
 from fedrec.attacks.base import Attack
 from fedrec.callbacks.callback import LoopSettings
 from fedrec.clients.fake import FakeClient
+from fedrec.clients.lightning import LightningClient
 from fedrec.clients.state import forget_states
+from fedrec.distributed.launch import launch
+from fedrec.distributed.ranks import Ranks
+from fedrec.distributed.sharding import Sharding
+from fedrec.exceptions import ConfigurationError, expected
 from fedrec.executors import Executor, SequentialExecutor, VectorizedExecutor
+from fedrec.executors.sharded import ShardedExecutor
 from fedrec.federation import Federation
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.kernels._threads import default_threads
 from fedrec.history.base import HistoryStore
-from fedrec.loop.evaluation import check_evaluation, evaluate, fixed_subset
+from fedrec.loop.evaluation import (
+    check_evaluation,
+    evaluate,
+    fixed_subset,
+    keep_to_oneself,
+)
 from fedrec.loop.footprint import num_bytes_text
 from fedrec.loop.loggers import prepare
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.plan import plan_text
 from fedrec.loop.round import Engine
 
-__all__ = ["Runtime", "keep_freed_memory"]
+__all__ = ["Runtime", "default_shards", "keep_freed_memory"]
 
 _log = logging.getLogger(__name__)
 
 _DEV_ROUNDS = 3
+# Shards on several devices, unless told otherwise: a number that many numbers of ranks divide.
+_SHARDS = 8
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -66,11 +81,50 @@ class Runtime:
     # -- where and how to compute ---------------------------------------------------------------
 
     @cached_property
+    def ranks(self) -> Ranks:
+        """The processes of the run, which are started now unless they are there."""
+        settings = self.settings
+        if settings.devices * settings.num_nodes == 1:
+            return Ranks()
+        return launch(self._accelerator, settings.devices, settings.num_nodes, settings.timeout)
+
+    @property
+    def _accelerator(self) -> str:
+        on_cuda = self.settings.accelerator != "cpu" and torch.cuda.is_available()
+        return "cuda" if on_cuda else "cpu"
+
+    @cached_property
     def device(self) -> torch.device:
         """The device of all tensors, as Lightning Fabric chooses it."""
+        if self.ranks.size > 1:
+            return self.ranks.device
         # Precision is applied by `autocast` below; Fabric would announce it on the terminal.
-        on_cuda = self.settings.accelerator != "cpu" and torch.cuda.is_available()
-        return Fabric(accelerator="cuda" if on_cuda else "cpu", devices=1).device
+        return Fabric(accelerator=self._accelerator, devices=1).device
+
+    def shard(self, client_ids: Sequence[str], recorded: int | None = None) -> Sharding | None:
+        """Return the shards of the clients; `None` where there is one shard and one process.
+
+        Args:
+            client_ids: All clients of the recording.
+            recorded: The number of shards of an existing recording.
+
+        Raises:
+            ConfigurationError: If there are more processes than shards, or more shards than
+                clients.
+        """
+        ranks, number = self.ranks, recorded or self.settings.num_shards
+        if number is None:
+            number = min(default_shards(ranks.size), len(client_ids))
+        elif self.settings.num_shards not in (None, number):
+            raise ConfigurationError(
+                expected("num_shards", f"{number}, as in the recording", self.settings.num_shards)
+            )
+        if number == ranks.size == 1:
+            return None
+        if self.settings.num_threads is None:
+            torch.set_num_threads(1)  # until the end of the run, however many cores a rank has
+        ids = tuple(client_ids)
+        return Sharding(client_ids=ids, num_shards=number, rank=ranks.rank, size=ranks.size)
 
     @property
     def autocast(self) -> Any:
@@ -92,10 +146,15 @@ class Runtime:
             federation: The clients, the model, the test data.
             history: The store that is written or read; callbacks may look at it meanwhile.
         """
+        if history is not None:
+            history.attach(self.ranks)
         before = torch.are_deterministic_algorithms_enabled()
         threads = torch.get_num_threads()
         tf32 = torch.backends.cudnn.allow_tf32
         layout, module = federation.layout, federation.module
+        if self.ranks.size > 1:
+            trained = {c.module for c in federation.clients if isinstance(c, LightningClient)}
+            keep_to_oneself(module, *trained)
         weights = layout.flatten(module)
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         torch.set_num_threads(
@@ -116,6 +175,8 @@ class Runtime:
             yield
             status = "success"
         except BaseException as error:
+            self.ranks.leave(error)
+            self.log_error(error)
             self.call("on_exception", error)
             raise
         finally:
@@ -132,11 +193,21 @@ class Runtime:
             for logger in self.loggers:
                 logger.finalize(status)
 
-    def choose_executor(self) -> Executor:
-        """Return the executor that the loop's argument `executor` names."""
+    def choose_executor(self, sharding: Sharding | None) -> Executor:
+        """Return the executor that the loop's argument `executor` names.
+
+        Args:
+            sharding: The shards, each of which gets an executor of its own; or `None`.
+        """
+        executor = self.settings.executor
+        if sharding is not None:
+            return ShardedExecutor(make=self._make_executor, sharding=sharding, ranks=self.ranks)
+        return executor if isinstance(executor, Executor) else self._make_executor()
+
+    def _make_executor(self) -> Executor:
         executor = self.settings.executor
         if isinstance(executor, Executor):
-            return executor
+            return copy.deepcopy(executor)
         if executor == "sequential":
             return SequentialExecutor()
         return VectorizedExecutor(warn=executor == "vectorized")
@@ -191,12 +262,23 @@ class Runtime:
         logger = self.settings.logger
         if isinstance(logger, bool) or logger is None or self.settings.fast_dev_run:
             return []
+        if not self.ranks.is_first:
+            return []
         return list(logger) if isinstance(logger, (list, tuple)) else [logger]
 
     @property
     def folder(self) -> Path | None:
-        """The run folder, or `None` if nothing is to be written."""
-        return None if self.settings.fast_dev_run else self.settings.default_root_dir
+        """The run folder, or `None` if nothing is to be written by this process."""
+        writes = self.ranks.is_first and not self.settings.fast_dev_run
+        return self.settings.default_root_dir if writes else None
+
+    def log_error(self, error: BaseException) -> None:
+        """Write why this process leaves, where there are several, to a file of its own."""
+        folder = self.settings.default_root_dir
+        if self.ranks.size > 1 and folder is not None and isinstance(error, Exception):
+            folder.mkdir(parents=True, exist_ok=True)
+            text = "".join(traceback.format_exception(error))
+            (folder / f"rank-{self.ranks.rank}.log").write_text(text, encoding="utf-8")
 
     def metrics_log(self, folder: Path | None, prefix: str, first_round: int) -> MetricsLog:
         """Return the log for the figures of a run.
@@ -260,13 +342,21 @@ class Runtime:
         if self._subset is None or self._subset[0] is not whole:
             settings = self.settings
             self._subset = whole, fixed_subset(whole, settings.eval_samples, settings.seed)
-        values = self.evaluate(federation, self._subset[1], global_weights, attack, buffers)
+        subset = self._subset[1]
+        values = self.ranks.once(
+            lambda: self.evaluate(federation, subset, global_weights, attack, buffers)
+        )
         return {name: value for name, value in values.items() if value is not None}
 
     def evaluates(self, t: int, max_rounds: int) -> bool:
         """Whether the curve has a point after round `t`."""
         every = self.settings.eval_every or math.ceil(max_rounds / 20)
         return (t + 1) % every == 0 or t == max_rounds - 1
+
+
+def default_shards(num_ranks: int) -> int:
+    """Return the number of shards for so many processes, where nothing else is said."""
+    return 1 if num_ranks == 1 else max(_SHARDS, num_ranks)
 
 
 @cache

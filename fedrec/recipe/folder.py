@@ -27,6 +27,7 @@ from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.federation import Federation
 from fedrec.loop import FederatedLoop
+from fedrec.loop.runtime import default_shards
 from fedrec.recipe.classes import ClassFinder
 from fedrec.recipe.parts import Parts
 from fedrec.recipe.schema import Recipe, folder_name
@@ -41,6 +42,8 @@ __all__ = [
     "hash_of",
     "is_same",
     "locked",
+    "num_ranks",
+    "num_shards",
     "recording_part",
 ]
 
@@ -54,7 +57,7 @@ _BASES = (
     FederatedDataModule, Partitioner, LightningModule, Aggregator, Attack, Detector, Recoverer,
 )  # fmt: skip
 # Arguments of the loop that decide the bits of a recording.
-_PLAN = ("accelerator", "devices", "precision", "executor", "seed", "deterministic", "fast_dev_run")
+_PLAN = ("accelerator", "precision", "executor", "seed", "deterministic", "fast_dev_run")
 
 
 def recording_part(recipe: Recipe, parts: Parts) -> dict[str, Any]:
@@ -72,10 +75,27 @@ def recording_part(recipe: Recipe, parts: Parts) -> dict[str, Any]:
     part["federation"] = _given(federation, Federation.from_data, seed=seed, local_steps=1)
     part["record"] = _given(config.get("record"), FederatedLoop.record)
     loop = _given(config.get("loop"), FederatedLoop, seed=seed) or {}
-    part["loop"] = {key: loop[key] for key in _PLAN if key in loop}
+    planned = {key: loop[key] for key in _PLAN if key in loop}
+    if num_shards(loop) > 1:
+        planned["num_shards"] = num_shards(loop)
+    part["loop"] = planned
     part["history"] = _stored(config.get("history"))
     part["detector"] = config.get("detector") if parts.stop_on_detection else None
     return part
+
+
+def num_shards(loop: Mapping[str, Any]) -> int:
+    """Return the number of shards that a recipe's `loop` asks for, as far as clients allow.
+
+    It decides the bits of a recording, where `devices` do not.
+    """
+    given = loop.get("num_shards")
+    return default_shards(num_ranks(loop)) if given is None else int(given)
+
+
+def num_ranks(loop: Mapping[str, Any]) -> int:
+    """Return the number of processes that a recipe's `loop` asks for."""
+    return int(loop.get("devices") or 1) * int(loop.get("num_nodes") or 1)
 
 
 def _given(

@@ -230,7 +230,9 @@ def _set(node: Any, parts: list[str], value: Any) -> str | None:
         slot = part
         child = node.get(part)
     else:
-        return f"Expected a section to set `{part}` in, but got the value {node!r}."
+        what = f"Expected a section to set `{part}` in, but got the value {node!r}."
+        is_name = isinstance(node, str)  # of a component, most likely
+        return f"{what} HINT: `init_args.{part}` sets an argument." if is_name else what
     if not rest:
         if slot == "class_path" and child not in (None, value):
             node.pop("init_args", None)

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import shutil
-from collections.abc import Sequence
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 from fedrec._derived import register_derived
 from fedrec._files import write_atomically
 from fedrec.callbacks import Callback, LoopSettings
-from fedrec.exceptions import ConfigurationError, MethodsFailedError, expected
+from fedrec.exceptions import (
+    AggregationError,
+    ConfigurationError,
+    MethodsFailedError,
+    RecoveryError,
+    ShapeError,
+    UpdateError,
+    expected,
+)
 from fedrec.federation import Federation
-from fedrec.history import HistoryStore
+from fedrec.history import HistoryStore, LMDBHistory, ShardedHistory
 from fedrec.loop import FederatedLoop
 from fedrec.loop.loggers import end_runs, log_file
 from fedrec.recipe.failures import raise_failures, reason_of
@@ -27,6 +37,7 @@ from fedrec.recipe.folder import (
     RECORDED,
     RunFolder,
     is_same,
+    num_shards,
     recording_part,
 )
 from fedrec.recipe.measures import Model, is_measured, measure, recorded_model
@@ -35,7 +46,6 @@ from fedrec.recipe.repair import history_is_gone, repair
 from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
 from fedrec.recipe.schema import Recipe, build_parts, folder_name
 from fedrec.recipe.step_results import detection_result, method_result, recording_result
-from fedrec.recoverers.base import Recoverer
 from fedrec.report import write_report
 from fedrec.types import Detection, RunResult
 
@@ -44,6 +54,9 @@ __all__ = ["STEPS", "is_done", "is_recorded", "run"]
 _log = logging.getLogger(__name__)
 
 STEPS = ("record", "detect", "recover")
+
+# Errors that all processes raise at the same point, from what they all know.
+_ALIKE = (AggregationError, ConfigurationError, RecoveryError, ShapeError, UpdateError)
 
 
 def run(
@@ -83,6 +96,7 @@ def run(
             recording that is missing.
         MethodsFailedError: If some of the methods failed, once all others are done.
         KeyboardInterrupt: After an interrupt, once the run can be resumed.
+        SystemExit: With several devices, in all processes but the first, when that is done.
     """
     for step in steps:
         if step not in STEPS:
@@ -94,7 +108,9 @@ def run(
             folder = None
         where = RunFolder(Path(output_dir) / recipe.name if folder is None else folder)
         session = _Session(recipe, where, progress)
-        with where.alone():
+        if not session.ranks.is_first:
+            session.follow()
+        with session.leading(), where.alone():
             return _run(session, overwrite, steps)
 
 
@@ -167,6 +183,8 @@ class _Session:
         quietly = {} if progress else {"enable_progress_bar": False}
         self.loop = FederatedLoop(**{**self.parts.loop, **quietly, "default_root_dir": folder.path})
         self.loop.callbacks.append(_Resumed())
+        self.ranks = self.loop.runtime.ranks
+        self.is_busy = False
         self.loop.runtime.can_do_without_ter = bool(self.parts.metrics)
         self.models: dict[str, Model] = {}
 
@@ -177,6 +195,8 @@ class _Session:
     @cached_property
     def history(self) -> HistoryStore:
         cls, arguments = self.parts.history
+        if cls is LMDBHistory and num_shards(self.recipe.config.get("loop") or {}) > 1:
+            cls = ShardedHistory
         if self.is_on_disk:
             arguments = {**arguments, "path": self.folder.path / "history"}
         return cls(**arguments)
@@ -222,6 +242,86 @@ class _Session:
         if "recover" in steps and self.parts.recoverers:
             self.recover()
 
+    # -- what all processes do ------------------------------------------------------------------
+
+    def _all(self, step: str, *arguments: Any) -> Any:
+        """Do a step of the run in all processes; return what it gives in this one."""
+        self.ranks.broadcast((step, arguments))
+        self.is_busy = self.ranks.size > 1
+        try:
+            result = self._do(step, arguments)
+        except _ALIKE:
+            self.is_busy = False
+            raise
+        self.is_busy = False
+        return result
+
+    def _do(self, step: str, arguments: tuple[Any, ...]) -> Any:
+        try:
+            done = {"record": self._do_record, "detect": self._do_detect}.get(step)
+            return self._do_recover(*arguments) if done is None else done()
+        finally:
+            if self.ranks.size > 1:
+                self.history.close()
+                del self.history  # until the next step, rank 0 reads all of it
+
+    def _do_record(self) -> RunResult:
+        return self.loop.record(
+            self.federation,
+            self.parts.aggregator,
+            self.history,
+            attack=self.parts.attack,
+            detector=self.parts.detector if self.parts.stop_on_detection else None,
+            resume=True,
+            recipe=self.recipe.config,
+            **self.parts.record,
+        )
+
+    def _do_detect(self) -> Detection:
+        assert self.parts.detector is not None
+        self.history.attach(self.ranks)
+        return self.parts.detector.detect(self.history)
+
+    def _do_recover(self, label: str, exclude: list[str], resume: bool) -> RunResult:
+        return self.loop.recover(
+            self.federation,
+            self.history,
+            self.parts.recoverers[label],
+            exclude,
+            attack=self.parts.attack,
+            name=folder_name(label),
+            resume=resume,
+            **self.parts.recover,
+        )
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """Let the other processes go at the end, unless they are in the middle of a round."""
+        try:
+            yield
+        finally:
+            if not self.is_busy:
+                self.ranks.broadcast(("end", ()))
+
+    def follow(self) -> NoReturn:
+        """Do what rank 0 does, in silence, until it is done; then end this process."""
+        nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+        sys.stdout = sys.stderr = nowhere
+        try:
+            while True:
+                step, arguments = self.ranks.broadcast(("", ()))
+                if step == "end":
+                    break
+                with suppress(*_ALIKE):  # rank 0 has raised it, too, and says so
+                    self._do(step, arguments)
+        except BaseException as error:
+            self.ranks.leave(error)
+            self.loop.runtime.log_error(error)
+            raise
+        raise SystemExit(0)
+
+    # -- steps ----------------------------------------------------------------------------------
+
     def record(self) -> None:
         done = self.folder.result(RECORD, self.recording)
         if done is not None and not self.history.is_empty:
@@ -244,16 +344,7 @@ class _Session:
         else:
             _log.info("Recording: going on at round %d of %d.", len(self.history.rounds()), total)
         try:
-            result = self.loop.record(
-                self.federation,
-                parts.aggregator,
-                self.history,
-                attack=parts.attack,
-                detector=parts.detector if self.parts.stop_on_detection else None,
-                resume=True,
-                recipe=self.recipe.config,
-                **parts.record,
-            )
+            result = self._all("record")
         except Exception:
             # Without any round there is nothing to keep, and a corrected recipe could not go on.
             if self.history.is_empty or not self.history.rounds():
@@ -277,7 +368,7 @@ class _Session:
         if detector is None:
             raise ConfigurationError("Expected a `detector` in the recipe, but there is none.")
         _log.info("Detecting with %r.", detector)
-        return self._write_detection(detector.detect(self.history))
+        return self._write_detection(self._all("detect"))
 
     def _write_detection(self, detection: Detection) -> dict[str, Any]:
         result = detection_result(detection, self.history.manifest.malicious)
@@ -304,17 +395,19 @@ class _Session:
             )
             return
         failures: dict[str, Exception] = {}
-        for i, (label, recoverer) in enumerate(self.parts.recoverers.items()):
+        for i, label in enumerate(self.parts.recoverers):
             try:
-                self._recover(i, label, recoverer, list(exclude))
-            except Exception as error:  # noqa: BLE001 - it is reported, and the others go on
+                self._recover(i, label, list(exclude))
+            except Exception as error:
+                if self.is_busy:  # the other processes are in the middle of a round
+                    raise
                 failures[label] = error
                 _log.warning("%s failed: %s", label, reason_of(error))
         self.measure()
         files = {k: self.folder.path / self.folder.failure_file(k) for k in self.parts.recoverers}
         raise_failures(failures, files)
 
-    def _recover(self, i: int, label: str, recoverer: Recoverer, exclude: list[str]) -> None:
+    def _recover(self, i: int, label: str, exclude: list[str]) -> None:
         """Recover with a method, unless its recovery is done."""
         file, failure = self.folder.recovery_file(label), self.folder.failure_file(label)
         spec = recovery_spec(self.recipe.config, i, exclude)
@@ -335,16 +428,7 @@ class _Session:
         noun = "client" if len(exclude) == 1 else "clients"
         _log.info("Recovering without %d %s: %s.", len(exclude), noun, label)
         try:
-            result = self.loop.recover(
-                self.federation,
-                self.history,
-                recoverer,
-                exclude,
-                attack=self.parts.attack,
-                name=folder_name(label),
-                resume=not is_other,
-                **self.parts.recover,
-            )
+            result = self._all("recover", label, exclude, not is_other)
         except ConfigurationError:
             if begun is not None:
                 if is_other and earlier.exists():

@@ -154,7 +154,8 @@ def _build(config: Mapping[str, Any], finder: ClassFinder, errors: list[str]) ->
     make = Instantiator(finder)
     make.errors = errors
     for key in sorted(config.keys() - set(SECTIONS)):
-        make.mistake(key, expected("key", "a section of a recipe", key, known=SECTIONS))
+        text = expected("key", "a section of a recipe", key, known=SECTIONS, hint=_sections_of(key))
+        make.mistake(key, text)
     for key in ("data", "model", "aggregator", "record"):
         if config.get(key) is None:
             make.mistake(key, f"Expected a section `{key}`, but there is none.")
@@ -264,6 +265,16 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], Mapping[str, str]]] = {
     "record": (FederatedLoop.record, _RECORD),
     "recover": (FederatedLoop.recover, _RECOVER),
 }
+
+
+def _sections_of(argument: str) -> str | None:
+    """Say which sections have such an argument, if any does."""
+    found = [
+        f"`{section}.{argument}`"
+        for section, (function, refused) in ARGUMENTS.items()
+        if argument in inspect.signature(function).parameters and argument not in refused
+    ]
+    return f"{' or '.join(found)} may be meant." if found else None
 
 
 def _check_federation(

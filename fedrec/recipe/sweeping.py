@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrec._files import write_atomically
-from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
+from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, expected
 from fedrec.recipe.failures import keep_failure
-from fedrec.recipe.folder import DETECTION, RECORD, RunFolder, locked
+from fedrec.recipe.folder import DETECTION, RECORD, RunFolder, locked, num_ranks
 from fedrec.recipe.measures import is_measured
 from fedrec.recipe.points import Point, sweep_points
 from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
@@ -106,8 +106,8 @@ def sweep(
 
     Raises:
         RecipeError: With all mistakes of all points, before anything is run.
-        ConfigurationError: If the grid has no points or two equal points, or the folder is in use
-            or not the folder of a sweep.
+        ConfigurationError: If the grid has no points or two equal points, one of them is for
+            several devices, or the folder is in use or not the folder of a sweep.
         KeyboardInterrupt: After an interrupt; finished steps are kept.
 
     Examples:
@@ -135,6 +135,13 @@ def sweep(
         [('Poisoned', None), ('FedRecover', 3.0), ('Poisoned', None), ('FedRecover', 4.0)]
     """
     points = sweep_points(recipe, grid, repeats=repeats, overrides=overrides, allow=allow)
+    loops = [point.recipe.config.get("loop") or {} for point in points]
+    devices = max(num_ranks(loop) for loop in loops)
+    if devices > 1:
+        hint = "run points one by one with `fedrec run`, or several sweeps side by side."
+        raise ConfigurationError(
+            expected("loop.devices", "1 in each point of a sweep", devices, hint=hint)
+        )
     folder = Path(output_dir) / points[0].sweep
     if (folder / "recipe.yaml").exists():
         raise ConfigurationError(

@@ -137,6 +137,4 @@ class ReplayRecoverer(Recoverer):
         updates = self.round_updates(t, global_weights, ctx)
         if updates is None:
             return global_weights
-        if isinstance(updates, CohortUpdates):
-            return ctx.server_step(updates.updates, updates.client_ids)
         return ctx.server_step(updates)

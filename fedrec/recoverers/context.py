@@ -133,16 +133,16 @@ class RecoveryContext(RoundContext, ABC):
     @abstractmethod
     def server_step(
         self,
-        updates: Tensor,
+        updates: Tensor | CohortUpdates,
         client_ids: Sequence[str] | None = None,
         global_weights: Tensor | None = None,
     ) -> Tensor:
         """Aggregate updates by the aggregation rule, and do the server step.
 
         Args:
-            updates: Shape $(m', d)$, one row per client.
-            client_ids: The clients of the rows; by default this round's `client_ids`. Without any
-                client, there is no step.
+            updates: Shape $(m', d)$, one row per client; or what clients sent.
+            client_ids: The clients of the rows; by default this round's `client_ids`, or those that
+                sent. Without any client, there is no step.
             global_weights: Weights to step from, shape $(d,)$; by default those of the round.
 
         Returns:

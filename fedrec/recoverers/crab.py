@@ -114,9 +114,9 @@ class Crab(Recoverer):
         best = cosines.argsort(descending=True, stable=True)[:count].sort().values
         ids = [record.client_ids[i] for i in best.tolist()]
         if t == self._first:
-            return ctx.server_step(record.select(ids).updates, ids)
+            return ctx.server_step(record.select(ids).sent)
         sent = calibrated(ctx, record, ids, self.calibration_ratio)
-        return ctx.server_step(sent.updates, sent.client_ids)
+        return ctx.server_step(sent)
 
     def _select(self, ctx: RecoveryContext) -> list[int]:
         """Return the rounds to train in."""

@@ -136,7 +136,7 @@ class GradientAscent(Recoverer):
         if t == self._first + 1:
             return self._ascended(global_weights, ctx)
         sent = ctx.exact(ctx.client_ids, "final")
-        return ctx.server_step(sent.updates, sent.client_ids)
+        return ctx.server_step(sent)
 
     def _own(self, client_id: str, ctx: RecoveryContext) -> Tensor:
         """Return the last model of a target, shape $(d,)$."""

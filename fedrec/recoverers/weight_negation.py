@@ -76,7 +76,7 @@ class WeightNegation(Recoverer):
         if t == self._first:
             return self._negated(global_weights, ctx.layout)
         sent = ctx.exact(ctx.client_ids, "final")
-        return ctx.server_step(sent.updates, sent.client_ids)
+        return ctx.server_step(sent)
 
     def _negated(self, global_weights: Tensor, layout: ParameterVector) -> Tensor:
         chosen = self.layers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from fedrec.history import Codec, HistoryStore, LMDBHistory, MemoryHistory
+from fedrec.history import Codec, HistoryStore, LMDBHistory, Manifest, MemoryHistory, ShardedHistory
 from fedrec.history.codecs import CODECS
 from fedrec.testing import HistoryStoreContract
 from fedrec.testing.codecs import CodecContract
@@ -36,6 +37,33 @@ class TestLMDBHistoryWithZstd(HistoryStoreContract):
 
     def make(self, path: Path) -> HistoryStore:
         return LMDBHistory(path, codec="zstd")
+
+
+class TestShardedHistory(HistoryStoreContract):
+    num_shards = 3
+
+    def make(self, path: Path) -> HistoryStore:
+        return ShardedHistory(path)
+
+    def manifest(self, **changes: Any) -> Manifest:
+        num_shards = min(self.num_shards, len(changes.get("clients", self.client_ids)))
+        return super().manifest(execution={"num_shards": num_shards}, **changes)
+
+
+class TestShardedHistoryOfOneShard(TestShardedHistory):
+    num_shards = 1
+
+
+class TestShardedHistoryOfUnequalShards(TestShardedHistory):
+    num_shards = 4  # of 2, 1, 2 and 1 clients
+
+
+class TestShardedHistoryWithInt8(TestShardedHistory):
+    codec = "int8"
+    tolerance = 0.5 / 126
+
+    def make(self, path: Path) -> HistoryStore:
+        return ShardedHistory(path, codec="int8")
 
 
 class TestMemoryHistory(HistoryStoreContract):

@@ -3,27 +3,39 @@
 `make docs-test` calls this in a fresh clone that has an environment of its own. All pages are
 played in the clone, one after the other, so that a page finds the runs that an earlier one made:
 files that a page titles are written first, its Python is one program, which runs where the first of
-it stands, and its shell commands are run one by one. What takes long is shortened or left out; the
-log says so at each command, and its end lists all that was left out, with the reasons.
+it stands, and its shell commands are run one by one. What takes long is shortened or left out, and
+what ran before is not run again; the log says so at each command, and its end lists all that was
+left out, with the reasons. In place of MNIST, which is not bundled, pages find something small in
+the same format.
+
+`make` starts processes of its own. All other programs are forked from this process, which has
+imported torch once: else most of the time would go into that.
 
 `python tests/docs/run_commands.py LOG PAGE ...` plays some pages alone, in the folder it lies in.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_code_blocks import REPOSITORY, blocks, commands, pages
+from test_code_blocks import REPOSITORY, blocks, commands, pages, write_mnist
 
 # These make the runs that other pages look at.
 FIRST = ("README.md", "docs/index.md", "docs/quickstart.md")
@@ -42,9 +54,11 @@ LEFT_OUT = {
     "fedrec history new-key /somewhere/else/": "this path stands for one of the reader's own",
 }
 # The trainings that are run in full, since the docs tell their results.
-IN_FULL = ("recipes/quickstart.yaml", "recipes/quickstart_backdoor.yaml")
+IN_FULL = ("recipes/quickstart.yaml", "recipes/quickstart_backdoor.yaml", "quickstart")
 FEWER = ("record.max_rounds=60", "loop.eval_every=30")
-SECONDS = 300
+# What every program imports.
+IMPORTED = ("fedrec.recipe", "fedrec.cli.commands", "pytest", "sklearn.datasets")
+SECONDS = 600  # on a busy machine
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,8 @@ class Plan:
 
     words: tuple[str, ...]
     why: str = ""
+    #: The file that the command's output goes to.
+    into: str | None = None
 
 
 def plan(command: list[str]) -> Plan:
@@ -66,15 +82,21 @@ def plan(command: list[str]) -> Plan:
         if " ".join(words).startswith(start):
             return Plan((), why)
     words = tuple(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+    into = words[-1] if words[-2:-1] == (">",) else None
+    words = words[:-2] if into else words
     if words[0] == "python" and words[1].startswith("benchmarks/"):
         return Plan((*words[:2], "--help"), "takes long: that its options exist is looked at")
     if words[0] == "fedrec" and words[1] in ("run", "record", "sweep"):
+        overrides = [word for word in words[3:] if "=" in word]
+        own_name = any(word.startswith("name=") for word in overrides)
+        if words[1] == "run" and words[2] in IN_FULL and not overrides:
+            return Plan(words, into=into)
         repeats = tuple("1" if words[i - 1] == "--repeats" else w for i, w in enumerate(words))
-        if words[1] == "run" and words[2] in IN_FULL and len(words) == 3:
-            return Plan(words)
-        return Plan((*repeats, *FEWER), "shortened")
+        # Beside the run that is as long as the docs say.
+        name = ("name=short",) if words[2] in IN_FULL and not own_name else ()
+        return Plan((*repeats, *name, *FEWER), "shortened", into)
     if words[0] in ("fedrec", "pytest") or words == ("make", "quickstart"):
-        return Plan(words)
+        return Plan(words, into=into)
     raise ValueError(
         f"Expected a rule in {Path(__file__).name} for the command `{shlex.join(command)}`, but "
         "there is none. HINT: say in `plan` how it is run, or in `LEFT_OUT` why it is not."
@@ -94,6 +116,7 @@ class Log:
     file: TextIO
     failed: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    done: set[tuple[str, ...]] = field(default_factory=set)
 
     def write(self, line: str) -> None:
         print(line, flush=True)  # noqa: T201
@@ -110,37 +133,75 @@ class Log:
             return
         if planned.why:
             self.write(f"  {planned.why}, $ {shlex.join(planned.words)}")
-        output = self.run(f"{where} {shown}", planned.words)
+        if planned.words in self.done:
+            self.write("  ran before")
+            return
+        output = self.run(f"{where} {shown}", *started(planned.words))
+        # What a page's own files say may be something else on another page.
+        if "make" in planned.words[:1] or "recipes/quickstart.yaml" in planned.words[2:3]:
+            self.done.add(planned.words)
+        if planned.into:
+            Path(planned.into).write_text(output, encoding="utf-8")
         if planned.words[-1] == "--help":
             options = {word for word in words if word.startswith("--")}
             missing = sorted(options - set(re.findall(r"--[\w-]+", output)))
             if missing:
                 self.failed.append(f"{where} {shown}: no option {', '.join(missing)}")
 
-    def run(self, what: str, words: tuple[str, ...]) -> str:
-        started = time.monotonic()
-        try:
-            done = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-                timeout=SECONDS,
-            )
-            output, end = done.stdout, f"exit {done.returncode}"
-        except subprocess.TimeoutExpired:
-            output, end = "", f"not done in {SECONDS} s"
-        except FileNotFoundError:
-            output, end = "", f"there is no command {words[0]}"
-        self.write(f"  {end}, {time.monotonic() - started:.1f} s")
+    def run(self, what: str, program: Callable[[], object], arguments: list[str]) -> str:
+        """Run a program in a process of its own, and return what it prints."""
+        began, cpu = time.monotonic(), os.times()
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
+            target = (printed.fileno(), program, arguments)
+            process = multiprocessing.get_context("fork").Process(target=_alone, args=target)
+            process.start()
+            process.join(SECONDS)
+            end = f"exit {process.exitcode}"
+            if process.is_alive():
+                process.kill()
+                process.join()
+                end = f"not done in {SECONDS} s"
+            printed.seek(0)
+            output = printed.read()
+        now = os.times()
+        used = now.children_user + now.children_system - cpu.children_user - cpu.children_system
+        self.write(f"  {end}, {time.monotonic() - began:.1f} s, {used:.1f} of them computing")
         self.file.writelines(f"  | {line}\n" for line in output.splitlines()[-60:])
         if end != "exit 0":
             self.failed.append(f"{what}: {end}")
             for line in output.splitlines()[-10:]:
                 print(f"  | {line}")  # noqa: T201
         return output
+
+
+def started(words: tuple[str, ...]) -> tuple[Callable[[], object], list[str]]:
+    """Return what a command runs, and what it is to find in `sys.argv`."""
+    name, *rest = words
+    if name == "fedrec":
+        return importlib.import_module("fedrec.cli.main").main, list(words)
+    if name == "pytest":
+        return importlib.import_module("pytest").main, list(words)
+    if name == "python":
+        return lambda: runpy.run_path(rest[0], run_name="__main__"), rest
+    return lambda: subprocess.run(words, stdin=subprocess.DEVNULL, check=True), list(words)
+
+
+def _alone(output: int, program: Callable[[], object], arguments: list[str]) -> None:
+    """Run a program as if this process had been started for it."""
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.argv = arguments
+    if arguments[0].endswith(".py"):
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+    code = program()
+    if isinstance(code, int):
+        sys.exit(int(code))
+
+
+def _program(code: CodeType) -> None:
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(code, vars(main))
 
 
 def play(page: Path, log: Log) -> None:
@@ -154,7 +215,8 @@ def play(page: Path, log: Log) -> None:
     for block in shown:
         if python and block == python[0]:
             log.write(f"\n{name}:{block.line}\n  the page's Python")
-            log.run(f"{name}, Python", (sys.executable, "-c", "".join(b.text for b in python)))
+            code = compile("".join(b.text for b in python), name, "exec")
+            log.run(f"{name}, Python", partial(_program, code), ["-c"])
         elif block.language == "bash":
             for words in commands(block.text):
                 log.command(f"{name}:{block.line}", words)
@@ -165,7 +227,14 @@ def main() -> int:
     path = Path(sys.argv[1]).resolve()
     os.chdir(REPOSITORY)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ["PYTHONPATH"] = str(REPOSITORY)  # modules that a page titles lie here
+    # Modules that a page titles lie here.
+    os.environ["PYTHONPATH"] = str(REPOSITORY)
+    sys.path.insert(0, str(REPOSITORY))
+    os.environ["OMP_NUM_THREADS"] = "1"  # models are small; threads wait where others compute
+    for module in IMPORTED:
+        importlib.import_module(module)
+    if not Path("data/mnist").exists():
+        write_mnist(Path("data/mnist"))
     with path.open("w", encoding="utf-8") as file:
         log = Log(file)
         chosen = [REPOSITORY / name for name in sys.argv[2:]]

@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "recipes").symlink_to(REPOSITORY / "recipes")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDREC_DATA", raising=False)
-    _write_mnist(tmp_path / "data" / "mnist")
+    write_mnist(tmp_path / "data" / "mnist")
     monkeypatch.syspath_prepend(tmp_path)
     # The command sets up logging for a terminal; that is for this test alone.
     logger = logging.getLogger("fedrec")
@@ -86,7 +86,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def _write_mnist(folder: Path) -> None:
+def write_mnist(folder: Path) -> None:
     """Write noisy prototypes in the format of MNIST's files: the pages read `data/mnist`."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)

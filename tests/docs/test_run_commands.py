@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from run_commands import FEWER, LEFT_OUT, blocks, commands, pages, plan
+from run_commands import FEWER, LEFT_OUT, Log, blocks, commands, pages, plan
 
 
 def test_every_command_is_run_by_make_docs_test_or_left_out_for_a_reason() -> None:
@@ -35,10 +35,26 @@ def test_every_command_is_run_by_make_docs_test_or_left_out_for_a_reason() -> No
         ),
         ("OMP_NUM_THREADS=1 python benchmarks/a.py --b 3", "python benchmarks/a.py --help"),
         ("fedrec show Krum", "fedrec show Krum"),
+        ("fedrec run quickstart -q > a.json", "fedrec run quickstart -q"),
+        (
+            "fedrec run quickstart seed=1",
+            f"fedrec run quickstart seed=1 name=short {' '.join(FEWER)}",
+        ),
     ],
 )
 def test_what_is_run_in_place_of_a_long_command(shown: str, run: str) -> None:
     assert plan(shown.split()).words == tuple(run.split())
+
+
+def test_what_a_program_prints_and_how_it_ends_is_in_the_log(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        log = Log(file)
+        log.run("right", print, ["right"])
+        assert log.failed == []
+        assert log.run("wrong", lambda: sys.exit("mistaken"), ["wrong"]) == "mistaken\n"
+        log.run("two", lambda: 2, ["two"])
+    assert log.failed == ["wrong: exit 1", "two: exit 2"]
+    assert "\n  | mistaken\n" in (tmp_path / "log").read_text()
 
 
 def test_a_command_that_no_rule_is_for_is_an_error() -> None:

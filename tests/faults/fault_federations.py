@@ -74,7 +74,7 @@ def _play(mode: str, folder: Path, send: Callable[[object], None]) -> dict[str, 
     runs.CountingClient.say = send
     with LMDBHistory(folder / "history") as history:
         result = (runs.record if mode == "record" else runs.recover)(history, folder)
-        with history._snapshot() as snapshot:
+        with history.snapshot() as snapshot:
             chain = [snapshot.entry(t)[1] for t in snapshot.rounds()]
     return {
         "weights": result.global_weights.numpy().tobytes().hex(),

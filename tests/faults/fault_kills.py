@@ -113,7 +113,7 @@ def _tear(path: Path) -> None:
 def _damage(path: Path) -> None:
     """Flip a bit in the update of a client in round 1."""
     store = LMDBHistory(path)
-    with store._snapshot() as snapshot:
+    with store.snapshot() as snapshot:
         cursor = snapshot.environment.cursor(snapshot.txn, "updates")
         assert cursor.set_key((1).to_bytes(4, "big") + (2).to_bytes(4, "big"))
         value = bytes(cursor.value())
@@ -294,7 +294,7 @@ def killed_readers(num_readers: int, num_rounds: int, rng: random.Random, folder
 def _read_until_killed(path: Path, send: Callable[[object], None]) -> None:
     store = LMDBHistory(path)
     store.read(0)
-    with store._snapshot():
+    with store.snapshot():
         send("reading")
         while True:
             store.read(1)

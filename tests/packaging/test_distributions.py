@@ -6,6 +6,7 @@ the environment that runs the tests, reached by a `.pth` file.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,7 +17,6 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Of the files in git, those that a packager has no use for.
 LEFT_OUT = {".pre-commit-config.yaml"}
+# Options of pip.
+OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
 
 pytestmark = pytest.mark.skipif(
-    find_spec("hatchling") is None, reason="hatchling, which builds wheels, is not installed"
+    importlib.util.find_spec("hatchling") is None,
+    reason="hatchling, which builds wheels, is not installed",
 )
 
 
@@ -76,6 +79,11 @@ def names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+def checksums(wheel: Path) -> dict[str, int]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {info.filename: info.CRC for info in archive.infolist()}
+
+
 def files(folder: Path, pattern: str = "*") -> set[str]:
     return {
         path.relative_to(folder).as_posix()
@@ -112,10 +120,44 @@ def test_metadata_are_valid_and_say_what_pyproject_says(wheel: Path) -> None:
     assert str(metadata.version) == fedrec.__version__
     assert metadata.license_expression == "Apache-2.0"
     assert metadata.description_content_type == "text/markdown"
-    assert message_from_string(text).get_payload() == (REPOSITORY / "README.md").read_text()
+    assert message_from_string(text).get_payload() == description(PROJECT.get("urls", {}))
     needed = {Requirement(text) for text in PROJECT["dependencies"]}
     assert {r for r in metadata.requires_dist or () if r.marker is None} == needed
     assert set(metadata.provides_extra or ()) == set(PROJECT["optional-dependencies"])
+
+
+def description(urls: dict[str, str]) -> str:
+    """Return the description as the build makes it of the README."""
+    path = REPOSITORY / "hatch_build.py"
+    spec = importlib.util.spec_from_file_location("hatch_build", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    metadata = {"urls": urls, "version": "1.2.3"}
+    module.DescriptionHook(str(REPOSITORY), {}).update(metadata)
+    text: str = metadata["readme"]["text"]
+    return text
+
+
+def test_links_of_the_description_lead_to_the_files_of_its_release() -> None:
+    before = (REPOSITORY / "README.md").read_text()
+    text = description({"Repository": "https://example.org/fedrec"})
+    links = re.findall(r"\]\(([^()]+)\)", text)
+    assert len(links) == len(re.findall(r"\]\(", before)) > 30
+    assert [link for link in links if not link.startswith("https://")] == []
+    start = "https://example.org/fedrec"
+    assert f"]({start}/blob/v1.2.3/docs/reproduction.md#an-anchored-estimate)" in text
+    assert f"]({start}/raw/v1.2.3/docs/assets/quickstart.svg)" in text
+    own = re.sub(rf"{start}/\w+/v1\.2\.3/", "", text)
+    assert own == before
+
+
+def test_without_an_address_the_description_has_words_in_place_of_links() -> None:
+    text = description({})
+    assert re.findall(r"\]\((?!https://)", text) == []
+    assert "- Results: the tables above for several seeds" in text
+    assert "![" not in text
 
 
 def test_classifiers_name_every_python_since_the_oldest() -> None:
@@ -126,18 +168,20 @@ def test_classifiers_name_every_python_since_the_oldest() -> None:
 
 
 @pytest.mark.slow
+def test_pip_makes_the_same_wheel_of_the_sdist(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    python("-m", "pip", "wheel", *OFFLINE, "--wheel-dir", tmp_path, sdist)
+    (made,) = tmp_path.iterdir()
+    assert checksums(made) == checksums(wheel)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_installed_alone_it_runs_the_quickstart(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    distribution: Path = request.getfixturevalue(kind)
+def test_installed_alone_it_runs_the_quickstart(wheel: Path, tmp_path: Path) -> None:
     python("-m", "venv", "--without-pip", tmp_path / "venv")
     installed = tmp_path / "venv" / "bin" / "python"
     site = python("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", path=installed)
     (Path(site.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    python("-m", "pip", "--python", installed, "install", *options, distribution)
+    python("-m", "pip", "--python", installed, "install", *OFFLINE, wheel)
     where = tmp_path / "elsewhere"
     where.mkdir()
     assert python("-c", "import fedrec; print(fedrec.__file__)", path=installed, cwd=where) == (
@@ -157,8 +201,6 @@ def test_installed_alone_it_runs_the_quickstart(
 
 @pytest.mark.slow
 def test_tests_of_the_sdist_find_what_they_read(unpacked: Path) -> None:
-    """All of them are collected; those that read pages and benchmarks are run."""
-    pytest_ = ["-m", "pytest", "-qq", "-p", "no:cacheprovider"]
-    python(*pytest_, "--collect-only", cwd=unpacked)
-    reading = ["tests/unit/test_imports.py", "tests/docs/test_formulas.py"]
-    python(*pytest_, *reading, cwd=unpacked)
+    """All of them are collected, then those run that read pages and benchmarks."""
+    reading = ["-k", "test_imports or test_formulas", "tests"]
+    python("-m", "pytest", "-qq", "-p", "no:cacheprovider", *reading, cwd=unpacked)

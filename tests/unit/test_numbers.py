@@ -102,8 +102,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("FineTune", "beta"): {"num_samples": 5},
     ("CostLedger", "num_rounds"): {"num_rounds": {"a": 3}},
 }
-# Names of clients, and the one thing that `devices` can be.
-SKIPPED = {("ByUser", "users"), ("FederatedLoop", "devices")}
+# Names of clients.
+SKIPPED = {("ByUser", "users")}
 
 
 def scalars(annotation: Any) -> set[type]:

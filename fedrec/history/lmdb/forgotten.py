@@ -12,7 +12,7 @@ from fedrec.exceptions import HistoryCorruptedError
 from fedrec.history.lmdb.damage import Damage
 from fedrec.history.lmdb.records import FORGOTTEN, NAMES, canonical, digest
 
-__all__ = ["broken_chain", "chained", "note", "noted"]
+__all__ = ["broken_chain", "chained", "noted", "write_note"]
 
 NOTE = "forgetting.json"
 
@@ -38,7 +38,7 @@ def broken_chain(forgettings: Sequence[Mapping[str, Any]]) -> list[Damage]:
     return []
 
 
-def note(directory: Path, content: Mapping[str, Any]) -> None:
+def write_note(directory: Path, content: Mapping[str, Any]) -> None:
     """Note that clients are being forgotten, until they are."""
     write_atomically(directory / NOTE, canonical(content) + b"\n", private=True)
 
@@ -53,7 +53,8 @@ def noted(directory: Path, store_id: str) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
         is_of_this_history = content["store_id"] == store_id
-        content["clients"], content["when"], content["aggregates"]  # are there
+        names = ("clients", "when", "aggregates", "updates")
+        _ = [content[name] for name in names]  # are there
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

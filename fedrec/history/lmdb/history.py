@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +20,16 @@ from fedrec.history.base import HistoryStore
 from fedrec.history.codecs import CODECS
 from fedrec.history.codecs.compiled import compiled
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
+from fedrec.history.lmdb.encoded import EncodedUpdates
 from fedrec.history.lmdb.encryption import CIPHER, Keys, check_source, master_key
 from fedrec.history.lmdb.environment import DATA, Environment
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
 from fedrec.history.lmdb.reading import Snapshot, load
-from fedrec.history.lmdb.records import MANIFEST, StoredManifest, digest, key
+from fedrec.history.lmdb.records import MANIFEST, StoredManifest, key
+from fedrec.history.lmdb.shards import require_one_file
 from fedrec.history.lmdb.space import require_room_for_all
-from fedrec.history.lmdb.writing import Row, append, encode_rows
+from fedrec.history.lmdb.writing import append, truncate
 from fedrec.history.manifest import Manifest
 from fedrec.history.retention import Retention
 from fedrec.history.rounds import RoundArrays, RoundIndex
@@ -131,9 +132,7 @@ class LMDBHistory(HistoryStore):
         # Next round, and hash of the record of the round before.
         self._tail: tuple[int, str] | None = None
         self._unsynced = 0  # rounds written
-        # Rows that `as_stored` encoded, by the identity of the updates they come from, until these
-        # are written or gone.
-        self._encoded: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
+        self._encoded = EncodedUpdates()
         if not isinstance(path, (str, os.PathLike)) or Path(path).is_file():
             raise ConfigurationError(expected("path", "the path of a directory", path))
         self.path = Path(path)
@@ -148,8 +147,15 @@ class LMDBHistory(HistoryStore):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing, not even a manifest, has been written yet."""
-        return not (self._directory / DATA).exists()
+        """Whether nothing, not even a manifest, has been written yet.
+
+        Raises:
+            HistoryFormatError: If the directory holds a `ShardedHistory`.
+        """
+        if (self._directory / DATA).exists():
+            return False
+        require_one_file(self._directory)
+        return True
 
     @property
     def manifest(self) -> Manifest:
@@ -184,7 +190,7 @@ class LMDBHistory(HistoryStore):
         self._check_empty()
         require_room_for_all(self._directory, recording.manifest, self.map_size)
         self.close()  # the files that this store had open, if they were deleted
-        self._lock_for_writing()
+        self.lock()
         self._check_empty()  # another process may have been faster
         if master is not None:
             Keys.create(str(self.path), recording.client_ids, master).write(self._directory)
@@ -213,8 +219,8 @@ class LMDBHistory(HistoryStore):
         from fedrec.history.conversion import to_arrays
 
         arrays = to_arrays(record)
-        encoded = self._encoded.pop(id(record.updates), None)
-        self.append(arrays if encoded is None else dataclasses.replace(arrays, encoded=encoded[1]))
+        encoded = self._encoded.pop(record.updates)
+        self.append(arrays if encoded is None else dataclasses.replace(arrays, encoded=encoded))
 
     def append(self, arrays: RoundArrays) -> None:
         """Append a round; when this returns, the round survives a power cut (see `sync_every`).
@@ -229,7 +235,7 @@ class LMDBHistory(HistoryStore):
             HistoryLockedError: If another process, or another store, is writing.
         """
         recording, environment = self._open()
-        self._lock_for_writing()
+        self.lock()
         if self.sync_every == 1 and not environment.syncs:
             raise HistoryError(
                 f"History `{self.path}` is open in this process with `sync_every` > 1, so that no "
@@ -252,10 +258,39 @@ class LMDBHistory(HistoryStore):
                 environment.sync()
                 self._unsynced = 0
 
+    def truncate(self, num_rounds: int) -> None:
+        """Drop all rounds but the first ones; when this returns, that survives a power cut.
+
+        Args:
+            num_rounds: How many rounds stay.
+
+        Raises:
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+            HistoryError: If it cannot be written.
+            HistoryLockedError: If another process, or another store, is writing.
+        """
+        recording, environment = self._open()
+        self.lock()
+        self._tail = None
+        truncate(recording, environment, num_rounds)
+        if not environment.syncs:
+            environment.sync()
+
+    def lock(self) -> None:
+        """Take the right to write, as writing does by itself; `close` gives it back.
+
+        Raises:
+            HistoryLockedError: If another process, or another store, is writing.
+        """
+        if self._lock is None or self._lock.pid != os.getpid():
+            warn_about(self._directory)
+            self._lock = WriterLock(self._directory)
+            self._tail = None
+
     def _find_tail(self) -> tuple[int, str]:
-        with self._snapshot() as snapshot:
+        with self.snapshot() as snapshot:
             t = len(snapshot.rounds())
-            return t, snapshot.entry(t - 1)[1] if t else digest(snapshot.recording.record)
+            return t, snapshot.entry(t - 1)[1] if t else snapshot.start
 
     def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundArrays:
         """Read a round as arrays; the result owns its memory.
@@ -270,14 +305,14 @@ class LMDBHistory(HistoryStore):
             HistoryCorruptedError: If the bytes are not those that were written.
             HistoryKeyError: If the history is encrypted and the master key is missing or another.
         """
-        with self._snapshot() as snapshot:
+        with self.snapshot() as snapshot:
             return snapshot.read(snapshot.entry(t)[0], client_ids)
 
     def rounds(self) -> range:
         """Return the rounds that are stored, `range(0, k)`."""
         if self.is_empty:
             return range(0)
-        with self._snapshot() as snapshot:
+        with self.snapshot() as snapshot:
             return snapshot.rounds()
 
     def index(self, t: int) -> RoundIndex:
@@ -289,7 +324,7 @@ class LMDBHistory(HistoryStore):
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        with self._snapshot() as snapshot:
+        with self.snapshot() as snapshot:
             return snapshot.index(t)
 
     def as_stored(self, updates: Tensor) -> Tensor:
@@ -307,14 +342,14 @@ class LMDBHistory(HistoryStore):
         codec = self._open()[0].codec
         if codec.lossless:
             return updates
-        import torch
+        return self._encoded.add(codec, updates)
 
-        from fedrec.history.conversion import to_array
-
-        rows, decoded = encode_rows(codec, to_array(updates))
-        key, encoded = id(updates), self._encoded
-        encoded[key] = weakref.ref(updates, lambda _: encoded.pop(key, None)), rows
-        return torch.from_numpy(decoded).to(updates.device)
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Read the history as it is at one moment, by its entries and vectors; for tools."""
+        recording, environment = self._open()
+        with environment.read() as txn:
+            yield Snapshot(recording, environment, txn)
 
     @property
     def is_locked(self) -> bool:
@@ -398,7 +433,7 @@ class LMDBHistory(HistoryStore):
 
     def __getstate__(self) -> dict[str, Any]:
         unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))
-        fresh = {"_encoded": {}, "_unsynced": 0, "path": self._directory}
+        fresh = {"_encoded": EncodedUpdates(), "_unsynced": 0, "path": self._directory}
         return {**self.__dict__, **unshared, **fresh}
 
     def _check_empty(self) -> None:
@@ -408,14 +443,10 @@ class LMDBHistory(HistoryStore):
                 "HINT: resume it, or record to another path."
             )
 
-    def _lock_for_writing(self) -> None:
-        if self._lock is None or self._lock.pid != os.getpid():
-            warn_about(self._directory)
-            self._lock = WriterLock(self._directory)
-            self._tail = None
-
     def _open(self) -> tuple[StoredManifest, Environment]:
         if self._environment is None or self._environment.pid != os.getpid():
+            if not (self._directory / DATA).exists():
+                require_one_file(self._directory)
             self._environment = Environment.acquire(
                 self._directory, self.map_size, sync=self.sync_every == 1
             )
@@ -439,9 +470,3 @@ class LMDBHistory(HistoryStore):
                 "record to another path."
             )
         return recording
-
-    @contextmanager
-    def _snapshot(self) -> Iterator[Snapshot]:
-        recording, environment = self._open()
-        with environment.read() as txn:
-            yield Snapshot(recording, environment, txn)

@@ -36,7 +36,7 @@ from fedrec.history.lmdb.records import (
 )
 from fedrec.history.rounds import RoundArrays, RoundIndex
 
-__all__ = ["Snapshot", "load"]
+__all__ = ["Snapshot", "host_memory", "load", "not_stored"]
 
 _EXACT = Float32Codec()
 _MISSING = "they are missing"
@@ -109,6 +109,16 @@ class Snapshot:
     environment: Environment
     txn: lmdb.Transaction[memoryview]
 
+    @property
+    def parts(self) -> list[Snapshot]:
+        """One for each file: this one."""
+        return [self]
+
+    @property
+    def start(self) -> str:
+        """What the first round record has as the hash of the one before it."""
+        return digest(self.recording.record)
+
     def rounds(self) -> range:
         """Return the rounds that are stored.
 
@@ -178,12 +188,7 @@ class Snapshot:
         """
         cursor = self.environment.cursor(self.txn, "rounds")
         if not (0 <= t < 2**32 and cursor.set_key(key(t, ROUND))):
-            rounds = self.rounds()
-            stored = f"rounds 0..{rounds[-1]}" if rounds else "no rounds yet"
-            raise RoundNotFoundError(
-                f"Round {t} is not in history `{self.recording.history}` ({stored}). "
-                "HINT: ask for fewer rounds, or record more."
-            )
+            raise not_stored(self.recording.history, t, self.rounds())
         record = bytes(cursor.value())
         # An entry is asked for several times in a row: for the index, and to read the vectors.
         last = self.recording.last_entry
@@ -225,6 +230,36 @@ class Snapshot:
             RoundNotFoundError: If one of the clients is not in the round.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
+        arrays, damage = self._read_rows(entry, self._rows(entry, client_ids))
+        if damage:
+            raise DamagedRecordError(self.recording.history, damage[0])
+        return arrays
+
+    def read_updates(
+        self, entry: dict[str, Any], client_ids: Sequence[str], out: Sequence[NDArray[np.float32]]
+    ) -> None:
+        """Read these clients' updates of the round of an entry to their places.
+
+        Args:
+            entry: The entry.
+            client_ids: The clients.
+            out: For each of them room for $d$ numbers.
+
+        Raises:
+            RoundNotFoundError: If one of the clients is not in the round.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        vectors = self._updates(entry, self._rows(entry, client_ids), out)
+        damage = self._read_vectors(entry["round"], vectors)
+        if damage:
+            raise DamagedRecordError(self.recording.history, damage[0])
+
+    def _rows(self, entry: dict[str, Any], client_ids: Sequence[str] | None) -> list[int]:
+        """Return the rows of clients, by default of all, whose updates must be stored.
+
+        Raises:
+            RoundNotFoundError: If one of the clients is not in the round.
+        """
         recording, t = self.recording, entry["round"]
         present = [recording.client_ids[index] for index in entry["present"]]
         row_of = {present[row]: row for row in self.kept(entry)}
@@ -239,10 +274,20 @@ class Snapshot:
                 + (f", as it keeps updates of {recording.retention}" if dropped else "")
                 + f". HINT: ask for clients in `index({t}).{'kept' if dropped else 'present'}`."
             )
-        arrays, damage = self._read_rows(entry, [row_of[c] for c in asked])
-        if damage:
-            raise DamagedRecordError(recording.history, damage[0])
-        return arrays
+        return [row_of[c] for c in asked]
+
+    def _updates(
+        self, entry: dict[str, Any], rows: Sequence[int], out: Sequence[NDArray[np.float32]]
+    ) -> list[_Vector]:
+        """List the updates in these rows, to be read to these places."""
+        codec = self.recording.codec
+        vectors = [
+            _Vector("updates", entry["present"][row], entry["updates"][row], codec, place)
+            for row, place in zip(rows, out, strict=True)
+        ]
+        # In the order of the keys, so that the file is read from front to back.
+        vectors.sort(key=attrgetter("client_index"))
+        return vectors
 
     def damage(self, entry: dict[str, Any]) -> list[Damage]:
         """Return what is damaged in the vectors of an entry."""
@@ -256,15 +301,10 @@ class Snapshot:
         """Return the round of an entry with the updates of these rows, and what is damaged."""
         ids, manifest = self.recording.client_ids, self.recording.manifest
         present, d, b = entry["present"], manifest.num_parameters, manifest.num_buffers
-        updates = _host_memory(len(rows), d)
+        updates = host_memory(len(rows), d)
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
         buffers = np.empty(b, manifest.buffer_dtype) if b else None
-        vectors = [
-            _Vector("updates", present[row], entry["updates"][row], self.recording.codec, out)
-            for row, out in zip(rows, updates, strict=True)
-        ]
-        # In the order of the keys, so that the file is read from front to back.
-        vectors.sort(key=attrgetter("client_index"))
+        vectors = self._updates(entry, rows, list(updates))
         vectors += [
             _Vector("models", GLOBAL_WEIGHTS, entry["global_weights"], _EXACT, weights),
             _Vector("models", AGGREGATE, entry["aggregate"], _EXACT, aggregate),
@@ -371,7 +411,16 @@ class Snapshot:
         return damage
 
 
-def _host_memory(*shape: int) -> NDArray[np.float32]:
+def not_stored(history: str, t: int, rounds: range) -> RoundNotFoundError:
+    """Return the error for a round that a history with these rounds does not have."""
+    stored = f"rounds 0..{rounds[-1]}" if rounds else "no rounds yet"
+    return RoundNotFoundError(
+        f"Round {t} is not in history `{history}` ({stored}). HINT: ask for fewer rounds, or "
+        "record more."
+    )
+
+
+def host_memory(*shape: int) -> NDArray[np.float32]:
     """Return float32 numbers, of any value, in memory that a GPU in use reads at full speed."""
     torch = sys.modules.get("torch")  # who has not imported it uses no GPU
     if torch is not None and torch.cuda.is_initialized():

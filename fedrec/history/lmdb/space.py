@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedrec.history.codecs import CODECS
 from fedrec.history.lmdb.encryption import OVERHEAD
 from fedrec.history.lmdb.environment import MAP_SIZE, Environment
 from fedrec.history.lmdb.records import HEADER_BYTES
+from fedrec.history.lmdb.shards import SHARD, shards_of
 from fedrec.history.manifest import FLOAT_BYTES, Manifest
 from fedrec.history.retention import Retention
 
@@ -64,6 +65,7 @@ def forecast(
     clients_per_round: int | None = None,
     num_buffers: int = 0,
     encrypted: bool = False,
+    num_shards: int = 1,
 ) -> Forecast:
     """Tell how much room a recording will take on disk.
 
@@ -76,6 +78,7 @@ def forecast(
         clients_per_round: $m$; by default all clients.
         num_buffers: Values in buffers that are averaged; in float64 each counts twice.
         encrypted: Whether the history is.
+        num_shards: How many shards it has (`ShardedHistory`); the forecast is of all of them.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -90,6 +93,7 @@ def forecast(
     num_clients = check_int("num_clients", num_clients, minimum=1)
     num_parameters = check_int("num_parameters", num_parameters, minimum=1)
     max_rounds = check_int("max_rounds", max_rounds, minimum=1)
+    num_shards = check_int("num_shards", num_shards, minimum=1)
     if clients_per_round is not None:
         clients_per_round = check_int("clients_per_round", clients_per_round, minimum=1)
     check_choice("codec", codec, CODECS)
@@ -97,27 +101,37 @@ def forecast(
     m = num_clients if clients_per_round is None else min(clients_per_round, num_clients)
     kept = math.ceil(m * min(retention.count(num_clients), num_clients) / num_clients)
     seal = OVERHEAD if encrypted else 0
+    slack = 0 if retention.last is None else _SLACK
     payload, assumed = _payload_bytes(codec, num_parameters)
     update = _record_bytes(payload + seal)
     model = 2 * _record_bytes(FLOAT_BYTES * num_parameters + seal)
     model += _record_bytes(FLOAT_BYTES * num_buffers + seal) if num_buffers else 0
     model += _record_bytes(_ENTRY_BYTES + _ENTRY_CLIENT_BYTES * m + seal)
+    model *= num_shards
     num_bytes = max_rounds * model + retention.most_rounds(max_rounds) * kept * update
     return Forecast(
-        num_bytes=_FIXED + (0 if retention.last is None else _SLACK) + math.ceil(num_bytes),
+        num_bytes=num_shards * (_FIXED + slack) + math.ceil(num_bytes),
         update_bytes=math.ceil(update),
         round_bytes=math.ceil(model + kept * update),
         assumed=assumed,
     )
 
 
-def of_manifest(manifest: Manifest) -> Forecast:
-    """Tell how much room a recording with this manifest will take."""
+def of_manifest(manifest: Manifest, own_shards: int | None = None) -> Forecast:
+    """Tell how much room a recording with this manifest, or a shard of one, will take.
+
+    Args:
+        manifest: Its manifest.
+        own_shards: So many of its shards alone.
+    """
+    is_shard = SHARD in manifest.execution
+    num_shards = shards_of(manifest) if is_shard or own_shards is not None else 1
+    share = (1 if own_shards is None else own_shards) / num_shards
     arguments = (manifest.sampler or {}).get("init_args")
     fraction = arguments.get("fraction", 1.0) if isinstance(arguments, Mapping) else 1.0
     n = len(manifest.clients)
     known = isinstance(fraction, (int, float)) and 0 < fraction <= 1
-    return forecast(
+    told = forecast(
         num_clients=n,
         num_parameters=manifest.num_parameters,
         max_rounds=manifest.max_rounds,
@@ -126,16 +140,26 @@ def of_manifest(manifest: Manifest) -> Forecast:
         clients_per_round=max(1, int(fraction * n + 0.5)) if known else n,
         num_buffers=manifest.buffer_words,
         encrypted=manifest.encryption is not None,
+        num_shards=num_shards,
     )
+    return replace(told, num_bytes=math.ceil(told.num_bytes * share))
 
 
-def require_room_for_all(directory: Path, manifest: Manifest, map_size: int | None) -> None:
+def require_room_for_all(
+    directory: Path, manifest: Manifest, map_size: int | None, own_shards: int | None = None
+) -> None:
     """Check that the disk, and the map where that was not chosen, can hold a whole recording.
+
+    Args:
+        directory: Where it is to be.
+        manifest: Its manifest.
+        map_size: The map of each file, if it was chosen.
+        own_shards: So many of its shards alone, each of which has a map of its own.
 
     Raises:
         HistoryFullError: If one cannot.
     """
-    total = of_manifest(manifest)
+    total = of_manifest(manifest, own_shards)
     place = next(p for p in (directory, *directory.parents) if p.exists())
     free = shutil.disk_usage(place).free
     recording = (
@@ -149,7 +173,7 @@ def require_room_for_all(directory: Path, manifest: Manifest, map_size: int | No
             f"{total.num_bytes} bytes{assumed}: {total.num_bytes - free} bytes are missing. HINT: "
             "free some space, choose a smaller `codec`, or `keep` fewer updates."
         )
-    if map_size is None and total.num_bytes > MAP_SIZE:
+    if map_size is None and total.num_bytes > MAP_SIZE * (own_shards or 1):
         raise HistoryFullError(
             f"History `{directory}` reserves {MAP_SIZE} bytes of address space, but {recording} "
             f"need about {total.num_bytes}{assumed}. HINT: pass `map_size={2 * total.num_bytes}`."

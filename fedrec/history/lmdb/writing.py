@@ -16,6 +16,7 @@ from fedrec.history.codecs import Codec, Encoded, Float32Codec
 from fedrec.history.codecs.rows import map_rows, stream_rows
 from fedrec.history.lmdb.entries import Summary, make_entry
 from fedrec.history.lmdb.environment import Environment
+from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import (
     AGGREGATE,
     BUFFERS,
@@ -30,7 +31,7 @@ from fedrec.history.lmdb.records import (
 from fedrec.history.lmdb.space import require_room
 from fedrec.history.rounds import RoundArrays, largest_magnitudes, not_finite
 
-__all__ = ["Row", "Vector", "append", "encode_rows", "pack_vector", "vectors_of"]
+__all__ = ["Row", "Vector", "append", "encode_rows", "pack_vector", "truncate", "vectors_of"]
 
 # Bytes of updates that a core's second-level cache holds.
 _SMALL = 2**20
@@ -108,6 +109,47 @@ def append(
                 record, _ = recording.pack(t, ROUND, canonical(entry))
                 environment.append(txn, "rounds", key(t, ROUND), record)
     return digest(record)
+
+
+def truncate(recording: StoredManifest, environment: Environment, num_rounds: int) -> None:
+    """Drop all rounds but the first ones, in one transaction.
+
+    Args:
+        recording: The recording.
+        environment: Where it is.
+        num_rounds: How many rounds stay.
+
+    Raises:
+        HistoryError: If it cannot be written.
+    """
+    records: list[tuple[int, bytes]] = []
+    first, last = num_rounds, recording.retention.last
+    with environment.read() as txn:
+        snapshot = Snapshot(recording, environment, txn)
+        stored = len(snapshot.rounds())
+        if stored <= num_rounds:
+            return
+        if last is not None:
+            # With fewer rounds, updates that have expired would count as stored again: the round
+            # records have to say that they are not.
+            first = max(0, num_rounds - last)
+            previous = snapshot.entry(first - 1)[1] if first else snapshot.start
+            for t in range(first, num_rounds):
+                entry = dict(snapshot.entry(t)[0])
+                if recording.retention.expired(t, stored):
+                    for name in ("updates", "bounds", "max_error"):
+                        if entry[name] is not None:
+                            entry[name] = [None] * len(entry[name])
+                entry["previous"] = previous
+                record, _ = recording.pack(t, ROUND, canonical(entry))
+                records.append((t, record))
+                previous = digest(record)
+    with environment.write(sum(len(record) for _, record in records)) as txn:
+        environment.delete(txn, "updates", key(num_rounds, 0))
+        environment.delete(txn, "models", key(num_rounds, 0))
+        environment.delete(txn, "rounds", key(first, 0))
+        for t, record in records:
+            environment.append(txn, "rounds", key(t, ROUND), record)
 
 
 def vectors_of(arrays: RoundArrays, recording: StoredManifest) -> list[Vector]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.history.lmdb.history import LMDBHistory
+from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.frame import update_figures
-from fedrec.history.tools.info import history_folder
+from fedrec.history.tools.opening import history_folder, open_history
 
 __all__ = ["Look", "RoundLook", "browse", "evenly", "select"]
 
@@ -120,7 +120,7 @@ def browse(
     folder = history_folder(path)
     run = folder.parent if (folder.parent / "recipe.yaml").exists() else None
     detection = _detection(run)
-    with LMDBHistory(folder, master_key=master_key) as history:
+    with open_history(folder, master_key=master_key) as history:
         manifest, stored = history.manifest, len(history.rounds())
         flagged = [c for c in detection.get("malicious", ()) if c in manifest.clients]
         if clients is None:
@@ -157,7 +157,7 @@ def browse(
         )
 
 
-def _look(history: LMDBHistory, t: int, clients: Sequence[str]) -> RoundLook:
+def _look(history: HistoryStore, t: int, clients: Sequence[str]) -> RoundLook:
     index, wanted = history.index(t), frozenset(clients)
     kept = [c for c in index.kept if c in wanted]
     figures = update_figures(history, t, kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from fedrec.history.lmdb.damage import DamagedRecordError
 from fedrec.history.lmdb.environment import Environment
 from fedrec.history.lmdb.history import LMDBHistory
-from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import (
     AGGREGATE,
     BUFFERS,
@@ -24,6 +24,7 @@ from fedrec.history.lmdb.records import (
     digest,
     key,
 )
+from fedrec.history.lmdb.shards import AnySnapshot
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import check
 
@@ -39,8 +40,7 @@ Reason = Callable[[int, int], str | None]
 
 
 def copy_rounds(
-    recording: StoredManifest,
-    environment: Environment,
+    snapshot: Callable[[], AbstractContextManager[AnySnapshot]],
     copied: StoredManifest,
     new: Path,
     rounds: int,
@@ -48,18 +48,21 @@ def copy_rounds(
     *,
     lists: Mapping[int, Mapping[str, Any]],
     blurred: Collection[int] = (),
+    only: Collection[int] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write the first rounds of a history to a new file.
 
     Args:
-        recording: The history.
-        environment: Where it is.
+        snapshot: Begins to read the history.
         copied: The recording that the new file is to hold.
         new: Empty directory for it.
         rounds: How many rounds.
         reason: Which updates are left out. Their clients count as refused.
         lists: Lists of repairs and of forgotten clients for the new file, by index.
         blurred: Rounds whose aggregate is replaced by the difference of the global weights.
+        only: Clients whose updates are copied, by index; those of others are not stored there.
+        progress: Called after each round, with the number of rounds left.
     """
     records = {key(0, MANIFEST): copied.record}
     for index, content in lists.items():
@@ -69,10 +72,12 @@ def copy_rounds(
     try:
         previous = digest(copied.record)
         for t in range(rounds):
-            with environment.read() as txn:
-                snapshot = Snapshot(recording, environment, txn)
-                entry = _edited(snapshot, t, reason, previous)
-                previous = _copy_round(snapshot, entry, target, copied, t in blurred)
+            with snapshot() as source:
+                entry = _edited(source, t, reason, previous, only)
+                entry["execution"] = copied.execution
+                previous = _copy_round(source, entry, target, copied, t in blurred)
+            if progress is not None:
+                progress(rounds - 1 - t)
     finally:
         target.release()
 
@@ -90,12 +95,18 @@ def require_whole(new: Path, recording: StoredManifest, progress: Progress | Non
         environment.release()
 
 
-def _edited(snapshot: Snapshot, t: int, reason: Reason, previous: str) -> dict[str, Any]:
+def _edited(
+    snapshot: AnySnapshot, t: int, reason: Reason, previous: str, only: Collection[int] | None
+) -> dict[str, Any]:
     """Return the entry of round `t` as it is to be written."""
     entry = dict(snapshot.entry(t)[0])
     why = {index: reason(t, index) for index in entry["present"]}
     kept = set(snapshot.kept(entry))  # with fewer rounds, updates that have expired stay so
-    entry["updates"] = [c if row in kept else None for row, c in enumerate(entry["updates"])]
+    if only is not None:
+        kept = {row for row in kept if entry["present"][row] in only}
+    for name in ("updates", "bounds", "max_error"):
+        if entry[name] is not None:
+            entry[name] = [v if row in kept else None for row, v in enumerate(entry[name])]
     rows = [row for row, index in enumerate(entry["present"]) if why[index] is None]
     entry["refused"] = [[i, reason(t, i) or earlier] for i, earlier in entry["refused"]]
     entry["refused"] += [[index, why[index]] for index in entry["present"] if why[index]]
@@ -112,7 +123,7 @@ def _edited(snapshot: Snapshot, t: int, reason: Reason, previous: str) -> dict[s
 
 
 def _copy_round(
-    snapshot: Snapshot,
+    snapshot: AnySnapshot,
     entry: dict[str, Any],
     target: Environment,
     copied: StoredManifest,
@@ -145,7 +156,7 @@ def _copy_round(
     return digest(record)
 
 
-def _blurred(snapshot: Snapshot, entry: dict[str, Any], server_lr: float) -> bytes:
+def _blurred(snapshot: AnySnapshot, entry: dict[str, Any], server_lr: float) -> bytes:
     r"""Return $(w_t - w_{t+1}) / \eta$ in place of the aggregate, with no entry the same but 0."""
     arrays = snapshot.read(entry, ())
     weights, aggregate = arrays.global_weights, arrays.aggregate

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from fedrec._files import sync
 from fedrec.exceptions import HistoryError, HistoryFullError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
-from fedrec.history.lmdb.environment import Environment
-from fedrec.history.lmdb.reading import Snapshot, load
-from fedrec.history.lmdb.records import NAMES, ROUND, StoredManifest, canonical, digest
+from fedrec.history.lmdb.records import NAMES, ROUND, StoredManifest, canonical
+from fedrec.history.lmdb.shards import AnySnapshot
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import BROKEN_CHAIN
-from fedrec.history.tools.info import history_folder
 from fedrec.history.tools.npz import UNREADABLE
+from fedrec.history.tools.opening import open_history
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Export", "export_history", "exported", "round_file"]
 
@@ -98,24 +97,21 @@ def export_history(
     target = Path(folder).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise HistoryError(f"`{target}` exists and is not empty. HINT: export to another folder.")
-    source = history_folder(path)
-    environment = Environment.acquire(source.absolute(), None)
     new = target.with_name(f".{target.name}.new")
     try:
-        recording = load(str(source), environment, master_key)
-        if recording.pending:
-            raise HistoryError(f"History `{source}`: {recording.unfinished()}.")
-        with environment.read() as txn:
+        with open_history(path, master_key=master_key) as source, source.snapshot() as snapshot:
+            recording = snapshot.recording
+            if recording.pending:
+                raise HistoryError(f"History `{source.path}`: {recording.unfinished()}.")
             shutil.rmtree(new, ignore_errors=True)  # of a process that was killed here
             new.mkdir(mode=0o700, parents=True)
-            done = _write(Snapshot(recording, environment, txn), new, progress)
+            done = _write(snapshot, new, progress)
         new.replace(target)
         with suppress(OSError):  # not every file system can
             sync(target.parent)
     except OSError as error:
         raise HistoryError(f"`{target}` cannot be written: {error}.") from error
     finally:
-        environment.release()
         shutil.rmtree(new, ignore_errors=True)
     return replace(done, folder=str(target))
 
@@ -137,11 +133,11 @@ def exported(folder: Path, client_ids: Collection[str]) -> Iterator[Path]:
             yield path
 
 
-def _write(snapshot: Snapshot, new: Path, progress: Callable[[int], None] | None) -> Export:
+def _write(snapshot: AnySnapshot, new: Path, progress: Callable[[int], None] | None) -> Export:
     recording = snapshot.recording
     _require_room(snapshot, new)
     files: list[dict[str, Any]] = []
-    previous = digest(recording.record)
+    previous = snapshot.start
     rounds = snapshot.rounds()
     for t in rounds:
         entry, following = snapshot.entry(t)
@@ -185,7 +181,7 @@ def checksum_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical({**content, "clients": clients})).hexdigest()
 
 
-def _require_room(snapshot: Snapshot, new: Path) -> None:
+def _require_room(snapshot: AnySnapshot, new: Path) -> None:
     size = FLOAT_BYTES * snapshot.recording.manifest.num_parameters
     vectors = sum(2 + len(snapshot.kept(snapshot.entry(t)[0])) for t in snapshot.rounds())
     free = shutil.disk_usage(new).free
@@ -197,7 +193,7 @@ def _require_room(snapshot: Snapshot, new: Path) -> None:
         )
 
 
-def _arrays(snapshot: Snapshot, entry: dict[str, Any]) -> dict[str, NDArray[Any]]:
+def _arrays(snapshot: AnySnapshot, entry: dict[str, Any]) -> dict[str, NDArray[Any]]:
     """Return the arrays of a round's file, by name."""
     recording, rows = snapshot.recording, snapshot.kept(entry)
     present = [recording.client_ids[index] for index in entry["present"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,13 +23,14 @@ from fedrec.history.lmdb.damage import DamagedRecordError
 from fedrec.history.lmdb.encryption import destroy
 from fedrec.history.lmdb.environment import Environment, beside, put_in_place
 from fedrec.history.lmdb.errors import full_disk
-from fedrec.history.lmdb.forgotten import NOTE, chained, note, noted
+from fedrec.history.lmdb.forgotten import NOTE, chained, noted, write_note
 from fedrec.history.lmdb.reading import Snapshot
 from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
 from fedrec.history.tools.check import check
 from fedrec.history.tools.copying import Progress, copy_rounds, require_whole
 from fedrec.history.tools.export import exported
-from fedrec.history.tools.repair import BACKUP, alone
+from fedrec.history.tools.opening import Part, alone
+from fedrec.history.tools.repair import BACKUP
 
 __all__ = ["REASON", "Forgetting", "forget"]
 
@@ -121,35 +122,75 @@ def forget(
         ...     LMDBHistory(path).forgotten
         ('a',)
     """
-    with alone(path, master_key, forgetting=True) as (directory, recording, environment):
-        if recording.is_locked:
-            recording.require_keys()
-        known = recording.client_ids
+    done = _forget(path, client_ids, progress, master_key)
+    others = [c for c in client_ids if c not in done.clients]
+    if not others:
+        return done
+    # What was finished first had been interrupted.
+    more = _forget(path, others, progress, master_key)
+    return Forgetting(
+        clients=done.clients + more.clients,
+        when=more.when,
+        updates=done.updates + more.updates,
+        aggregates=tuple(sorted({*done.aggregates, *more.aggregates})),
+        keys=done.keys + more.keys,
+        removed=done.removed + more.removed,
+    )
+
+
+def _forget(
+    path: str | os.PathLike[str],
+    client_ids: Sequence[str],
+    progress: Progress | None,
+    master_key: str | None,
+) -> Forgetting:
+    """Forget clients, or finish what was interrupted."""
+    with alone(path, master_key, forgetting=True) as whole:
+        parts = whole.parts
+        for part in parts:
+            if part.recording.is_locked:
+                part.recording.require_keys()
+        known, store_id = parts[0].recording.client_ids, parts[0].recording.manifest.store_id
         if not client_ids or not set(client_ids) <= set(known):
             requirement = "ids of recorded clients, at least one"
             raise ConfigurationError(
                 expected("client_ids", requirement, list(client_ids), known=known[:20])
             )
-        run = _run_folder(Path(path).absolute(), directory.resolve())
-        store_id = recording.manifest.store_id
-        earlier = noted(directory, store_id) or {"clients": [], "when": None, "aggregates": []}
-        clients = tuple(c for c in known if c in {*client_ids, *earlier["clients"]})
-        _require_whole_without(clients, recording, environment, progress)
-        updates = _Updates.collect(clients, recording, environment)
-        when = earlier["when"] or datetime.now(UTC).isoformat(timespec="seconds")
-        aggregates = tuple(sorted({*updates.aggregates, *earlier["aggregates"]}))
-        content = {"store_id": store_id, "clients": clients, "when": when}
-        note(directory, {**content, "aggregates": aggregates})
-        removed = _remove_others(run, directory, clients)
+        run = _run_folder(Path(path).absolute(), whole.directory.resolve())
+        notes = [note for part in parts if (note := noted(part.directory, store_id)) is not None]
+        chosen = notes[0]["clients"] if notes else client_ids
+        clients = tuple(c for c in known if c in set(chosen))
+        for part in parts:
+            _require_whole_without(clients, part.recording, part.environment, progress)
+        updates = [_Updates.collect(clients, part) for part in parts]
+        when = notes[0]["when"] if notes else datetime.now(UTC).isoformat(timespec="seconds")
+        # Every shard has the aggregate, and one of them the update that it is.
+        found = {t for of_part in updates for t in of_part.aggregates}
+        aggregates = tuple(sorted(found.union(*(note["aggregates"] for note in notes))))
+        counts = {c: sum(of_part.counts[c] for of_part in updates) for c in clients}
+        for note in notes:
+            counts = {c: max(count, note["updates"][c]) for c, count in counts.items()}
+        content = {"store_id": store_id, "clients": clients, "when": when, "updates": counts}
+        for part in parts:
+            write_note(part.directory, {**content, "aggregates": aggregates})
+        removed = _remove_others(run, [part.directory for part in parts], clients)
         keys: tuple[str, ...] = ()
-        if recording.keys is not None:
-            keys = destroy(recording.history, directory, clients)
-        _rewrite(directory, recording, environment, updates, when, aggregates, progress)
-        (directory / NOTE).unlink()
+        for part in parts:
+            if part.recording.keys is not None:
+                destroyed = destroy(part.recording.history, part.directory, clients)
+                keys += tuple(c for c in destroyed if c not in keys)
+        forgettings = [
+            {"client_id": c, "when": when, "updates": count, "aggregates": aggregates}
+            for c, count in counts.items()
+        ]
+        for part, of_part in zip(parts, updates, strict=True):
+            _rewrite(part, of_part, forgettings, aggregates, progress)
+        for part in parts:
+            (part.directory / NOTE).unlink()
     return Forgetting(
         clients=clients,
         when=when,
-        updates=sum(updates.counts.values()),
+        updates=sum(counts.values()),
         aggregates=aggregates,
         keys=keys,
         removed=tuple(removed),
@@ -158,23 +199,21 @@ def forget(
 
 @dataclass(kw_only=True, eq=False)
 class _Updates:
-    """How many updates of some clients a history holds, and which aggregates are one of these."""
+    """How many updates of some clients a file holds, and which aggregates are one of these."""
 
     counts: dict[str, int]
     aggregates: set[int] = field(default_factory=set)
 
     @classmethod
-    def collect(
-        cls, clients: Sequence[str], recording: StoredManifest, environment: Environment
-    ) -> _Updates:
+    def collect(cls, clients: Sequence[str], part: Part) -> _Updates:
         """Read what is left of the clients' updates."""
+        recording = part.recording
         updates = cls(counts=dict.fromkeys(clients, 0))
         indices = {recording.indices[c] for c in clients}
-        with environment.read() as txn:
-            rounds = Snapshot(recording, environment, txn).rounds()
+        with part.snapshot() as snapshot:
+            rounds = snapshot.rounds()
         for t in rounds:
-            with environment.read() as txn:
-                snapshot = Snapshot(recording, environment, txn)
+            with part.snapshot() as snapshot:
                 entry, _ = snapshot.entry(t)
                 present = set(entry["present"])
                 if present and present <= indices:  # theirs alone
@@ -185,7 +224,7 @@ class _Updates:
 
     def _add(self, snapshot: Snapshot, entry: dict[str, Any], client_id: str, index: int) -> None:
         t = entry["round"]
-        if not snapshot.holds(t, index):  # not to be kept
+        if not snapshot.holds(t, index):  # not to be kept, or in another shard
             return
         self.counts[client_id] += 1
         try:
@@ -224,10 +263,11 @@ def _run_folder(path: Path, directory: Path) -> Path:
     return run if path == run or (directory.name == "history" and is_run) else directory
 
 
-def _remove_others(run: Path, directory: Path, clients: tuple[str, ...]) -> list[Path]:
+def _remove_others(run: Path, directories: Sequence[Path], clients: tuple[str, ...]) -> list[Path]:
     """Remove what the clients left in other files than the history's own."""
     gone = list(forget_derived(run, clients))
-    for path in (directory / BACKUP, *sorted(directory.glob("*.tmp")), *exported(run, clients)):
+    left = [path for d in directories for path in (d / BACKUP, *sorted(d.glob("*.tmp")))]
+    for path in (*left, *exported(run, clients)):
         if path.exists():
             path.unlink()
             gone.append(path)
@@ -235,33 +275,25 @@ def _remove_others(run: Path, directory: Path, clients: tuple[str, ...]) -> list
 
 
 def _rewrite(
-    directory: Path,
-    recording: StoredManifest,
-    environment: Environment,
+    part: Part,
     updates: _Updates,
-    when: str,
+    new_forgettings: Sequence[Mapping[str, Any]],
     aggregates: tuple[int, ...],
     progress: Progress | None,
 ) -> None:
-    """Write the history anew without the clients."""
-    clients = tuple(updates.counts)
-    with environment.read() as txn:
-        snapshot = Snapshot(recording, environment, txn)
+    """Write a file anew without the clients."""
+    recording, clients = part.recording, tuple(updates.counts)
+    with part.snapshot() as snapshot:
         rounds, repairs, forgotten = snapshot.rounds(), snapshot.repairs(), snapshot.forgotten()
     if not any(updates.counts.values()) and set(clients) <= {f["client_id"] for f in forgotten}:
         return  # done, when this was interrupted
-    forgettings = [
-        {"client_id": c, "when": when, "updates": count, "aggregates": aggregates}
-        for c, count in updates.counts.items()
-    ]
-    lists = {FORGOTTEN: {"forgotten": chained(forgotten, forgettings)}}
+    lists = {FORGOTTEN: {"forgotten": chained(forgotten, new_forgettings)}}
     if repairs:
         lists[REPAIRS] = {"repairs": repairs}
     indices = {recording.indices[c] for c in clients}
-    with beside(directory) as new:
+    with beside(part.directory) as new:
         copy_rounds(
-            recording,
-            environment,
+            part.snapshot,
             recording,
             new,
             len(rounds),
@@ -270,4 +302,4 @@ def _rewrite(
             blurred=aggregates,
         )
         require_whole(new, recording, progress)
-        put_in_place(new, directory)
+        put_in_place(new, part.directory)

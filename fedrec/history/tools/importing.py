@@ -28,6 +28,7 @@ from fedrec.history.lmdb.forgotten import broken_chain
 from fedrec.history.lmdb.history import LMDBHistory
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.records import FORGOTTEN, MANIFEST, REPAIRS, StoredManifest, canonical, key
+from fedrec.history.lmdb.shards import shard_folders
 from fedrec.history.lmdb.space import require_room_for_all
 from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
@@ -111,7 +112,7 @@ def import_history(
         keys = Keys.create(str(path), manifest.clients, master)
     recording = StoredManifest(str(path), manifest, keys)
     recording.forgotten = {f["client_id"]: f["when"] for f in content["forgotten"]}
-    if (directory / DATA).exists():
+    if (directory / DATA).exists() or shard_folders(directory):
         raise HistoryFormatError(f"`{directory}` already holds a history. HINT: use another path.")
     require_room_for_all(directory, replace(manifest, max_rounds=max(1, len(files))), None)
     is_new = not directory.exists()

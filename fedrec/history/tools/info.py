@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from fedrec.history.lmdb.environment import DATA, Environment
-from fedrec.history.lmdb.reading import Snapshot, load
 from fedrec.history.lmdb.space import expected_bytes
+from fedrec.history.tools.opening import open_history
 
-__all__ = ["HistoryInfo", "history_folder", "info"]
+__all__ = ["HistoryInfo", "info"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +19,15 @@ class HistoryInfo:
 
     Args:
         path: Directory of the history.
+        num_shards: Files that it lies in: its shards, or 1.
         num_rounds: Rounds that are stored.
         max_rounds: Rounds the recording is meant to have.
         num_clients: Clients of the recording.
         clients: Their ids, in the order of the recording.
         num_updates: Client updates that are stored.
         num_parameters: $d$.
-        num_bytes: Size of the file.
-        free_bytes: Bytes in the file that nothing uses; `compact` gives them back.
+        num_bytes: Size of the files.
+        free_bytes: Bytes in them that nothing uses; `compact` gives them back.
         bytes_per_parameter: Bytes that the stored updates take for each of their entries, headers
             and the ends of pages included; `None` before the first one.
         expected_bytes: Size to expect when `max_rounds` are stored, taking those that are as
@@ -44,6 +43,7 @@ class HistoryInfo:
     """
 
     path: str
+    num_shards: int
     num_rounds: int
     max_rounds: int
     num_clients: int
@@ -66,12 +66,6 @@ class HistoryInfo:
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain values."""
         return asdict(self)
-
-
-def history_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the directory of a history, given that or a run folder it lies in."""
-    path = Path(path)
-    return path / "history" if (path / "history" / DATA).exists() else path
 
 
 def info(path: str | os.PathLike[str], *, master_key: str | None = None) -> HistoryInfo:
@@ -100,27 +94,24 @@ def info(path: str | os.PathLike[str], *, master_key: str | None = None) -> Hist
         >>> facts.num_rounds, facts.max_rounds, facts.num_clients, facts.codec
         (0, 5, 2, 'int8')
     """
-    folder = history_folder(path)
-    environment = Environment.acquire(folder.absolute(), None)
-    try:
-        recording = load(str(folder), environment, master_key)
-        manifest = recording.manifest
-        with environment.read() as txn:
-            snapshot = Snapshot(recording, environment, txn)
-            num_rounds = len(snapshot.rounds())
-            num_updates = environment.count(txn, "updates")
-            updates = environment.stored_bytes(txn, "updates")
-            repairs, forgotten = snapshot.repairs(), snapshot.forgotten()
-            errors = (snapshot.entry(t)[0]["max_error"] for t in range(num_rounds))
-            max_error = max((e for row in errors for e in row or () if e is not None), default=0.0)
-            used = environment.compact_bytes(txn)
-        expected = expected_bytes(environment, manifest, num_rounds)
-    finally:
-        environment.release()
+    with open_history(path, master_key=master_key) as history, history.snapshot() as snapshot:
+        manifest, parts = snapshot.recording.manifest, snapshot.parts
+        num_rounds = len(snapshot.rounds())
+        repairs, forgotten = snapshot.repairs(), snapshot.forgotten()
+        errors = (p.entry(t)[0]["max_error"] for p in parts for t in range(num_rounds))
+        max_error = max((e for row in errors for e in row or () if e is not None), default=0.0)
+        num_updates = updates = used = size = expected = 0
+        for part in parts:
+            environment = part.environment
+            num_updates += environment.count(part.txn, "updates")
+            updates += environment.stored_bytes(part.txn, "updates")
+            used += environment.compact_bytes(part.txn)
+            size += environment.num_bytes()
+            expected += expected_bytes(environment, part.recording.manifest, num_rounds)
     entries = num_updates * manifest.num_parameters
-    size = (folder / DATA).stat().st_size
     return HistoryInfo(
-        path=str(folder),
+        path=str(history.path),
+        num_shards=len(parts),
         num_rounds=num_rounds,
         max_rounds=manifest.max_rounds,
         num_clients=len(manifest.clients),

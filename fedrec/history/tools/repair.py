@@ -6,28 +6,34 @@ The new file is made beside the old one, read back, and put in its place in one 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrec._files import sync, write_atomically
+from fedrec.distributed.sharding import Sharding
 from fedrec.exceptions import HistoryCorruptedError, HistoryError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
-from fedrec.history.lmdb.environment import DATA, Environment, beside, put_in_place
-from fedrec.history.lmdb.lock import WriterLock
-from fedrec.history.lmdb.reading import Snapshot, load
-from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest
+from fedrec.history.lmdb.environment import DATA, beside, put_in_place
+from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest, canonical
+from fedrec.history.lmdb.shards import REPAIRING, ShardSnapshots, damage_of_shard, of_whole
 from fedrec.history.tools.check import BROKEN_CHAIN, check
 from fedrec.history.tools.copying import Progress, copy_rounds, require_whole
-from fedrec.history.tools.info import history_folder
+from fedrec.history.tools.opening import Part, Parts, alone
 
-__all__ = ["Compaction", "Repair", "alone", "compact", "repair"]
+__all__ = ["Compaction", "Repair", "compact", "repair"]
 
 BACKUP = "data.mdb.damaged"
 DROPPED = "damaged, dropped by a repair"
+# What an interrupted repair of shards has written down.
+_PLANNED = frozenset(
+    {"store_id", "damage", "rounds_before", "rounds", "dropped", "repairs", "forgotten"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +58,14 @@ class Repair:
         rounds_before: Rounds before the repair.
         rounds: Rounds that are left, `0..rounds - 1`.
         dropped: Round and client of each update that was dropped from a round that is left.
-        backup: Where the damaged file is kept, or `None` if nothing was damaged.
+        backups: Where the old files are kept, one for each shard; none if nothing was damaged.
     """
 
     damage: tuple[Damage, ...]
     rounds_before: int
     rounds: int
     dropped: tuple[tuple[int, str], ...]
-    backup: Path | None
+    backups: tuple[Path, ...]
 
 
 def compact(
@@ -103,13 +109,15 @@ def compact(
         >>> done.bytes_after <= done.bytes_before
         True
     """
-    with alone(path, master_key) as opened, beside(opened[0]) as new:
-        directory, recording, environment = opened
-        before = (directory / DATA).stat().st_size
-        environment.copy(new)
-        require_whole(new, recording, progress)
-        after = (new / DATA).stat().st_size
-        put_in_place(new, directory)
+    before = after = 0
+    with alone(path, master_key) as whole:
+        for part, of_part in _in_turn(whole, progress):
+            with beside(part.directory) as new:
+                before += (part.directory / DATA).stat().st_size
+                part.environment.copy(new)
+                require_whole(new, part.recording, of_part)
+                after += (new / DATA).stat().st_size
+                put_in_place(new, part.directory)
     return Compaction(bytes_before=before, bytes_after=after)
 
 
@@ -131,6 +139,10 @@ def repair(
     one; that is kept as `data.mdb.damaged`. What was dropped is written down in the history
     (`info`). It has a new `store_id`, so that no half-finished recovery from the damaged history
     goes on with it.
+
+    Of a history in shards, what is damaged in one goes from all of them, and so do the rounds that
+    one has lost. Until an interrupted repair is finished, by calling it again, the history cannot
+    be used.
 
     Args:
         path: The history, or the run folder it lies in. Nobody else may have it open.
@@ -163,51 +175,150 @@ def repair(
         ...     repair(path).damage
         ()
     """
-    with alone(path, master_key) as opened, beside(opened[0]) as new:
-        directory, recording, environment = opened
-        if recording.is_locked:
-            recording.require_keys()
-        damage: list[Damage] = []
-        for left, damage_of_round in check(recording, environment):
-            damage += damage_of_round
+    with alone(path, master_key, repairing=True) as whole:
+        for part in whole.parts:
+            if part.recording.is_locked:
+                part.recording.require_keys()
+        decided = _noted(whole.directory) if whole.sharded else None
+        plan = decided or _plan(whole, progress)
+        if not plan["damage"]:
+            return Repair(
+                damage=(),
+                rounds_before=plan["rounds_before"],
+                rounds=plan["rounds"],
+                dropped=(),
+                backups=(),
+            )
+        if whole.sharded:  # from here on, it has to be finished
+            write_atomically(whole.directory / REPAIRING, canonical(plan) + b"\n", private=True)
+        for part, of_part in _in_turn(whole, progress):
+            if part.recording.manifest.store_id != plan["store_id"]:
+                _rewrite(part, plan, of_part)
+        if whole.sharded:
+            (whole.directory / REPAIRING).unlink()
+            sync(whole.directory)
+    return Repair(
+        damage=tuple(Damage(**damage) for damage in plan["damage"]),
+        rounds_before=plan["rounds_before"],
+        rounds=plan["rounds"],
+        dropped=tuple((t, client_id) for t, client_id in plan["dropped"]),
+        backups=tuple(part.directory / BACKUP for part in whole.parts),
+    )
+
+
+def _in_turn(whole: Parts, progress: Progress | None) -> Iterator[tuple[Part, Progress]]:
+    """Yield each file, and what is to be called with the number of rounds that are left of it."""
+    for number, part in enumerate(whole.parts, start=1):
+        with part.snapshot() as snapshot:
+            rounds = len(snapshot.round_numbers())
+
+        def show(left: int, others: int = (len(whole.parts) - number) * rounds) -> None:
             if progress is not None:
-                progress(left)
-        with environment.read() as txn:
-            stored = Snapshot(recording, environment, txn).round_numbers()
-        whole = Repair(
-            damage=(), rounds_before=len(stored), rounds=len(stored), dropped=(), backup=None
-        )
-        if not damage:
-            return whole
-        backup = directory / BACKUP
+                progress(left + others)
+
+        yield part, show
+
+
+def _noted(directory: Path) -> dict[str, Any] | None:
+    """Return what an interrupted repair of shards had decided, if there was one.
+
+    Raises:
+        HistoryCorruptedError: If it cannot be read.
+    """
+    path = directory / REPAIRING
+    try:
+        plan: dict[str, Any] = json.loads(path.read_bytes())
+        if plan.keys() != _PLANNED:
+            raise ValueError(f"it has the entries {sorted(plan)}")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        raise HistoryCorruptedError(
+            f"`{path}`, which says how the history is being repaired, cannot be read: {error}. "
+            "HINT: restore the history from a copy."
+        ) from error
+    return plan
+
+
+def _plan(whole: Parts, progress: Progress | None) -> dict[str, Any]:
+    """Read everything, and decide what has to go.
+
+    Raises:
+        HistoryCorruptedError: If no round would be left.
+        HistoryError: If a backup is in the way.
+    """
+    damage: list[Damage] = []
+    counts: list[int] = []
+    lists = []
+    for number, (part, of_part) in enumerate(_in_turn(whole, progress)):
+        for left, found in check(part.recording, part.environment):
+            damage += [damage_of_shard(d, number) for d in found] if whole.sharded else found
+            of_part(left)
+        with part.snapshot() as snapshot:
+            counts.append(len(snapshot.round_numbers()))
+        lists.append(_lists(part))
+    if whole.sharded and not damage:
+        damage = _disagreement(whole, min(counts))
+    plan: dict[str, Any] = {
+        "store_id": uuid.uuid4().hex,
+        "damage": [dataclasses.asdict(d) for d in damage],
+        "rounds_before": min(counts),
+        "rounds": min(counts),
+        "dropped": [],
+        "repairs": max((repairs for repairs, _ in lists), key=len),
+        "forgotten": max((forgotten for _, forgotten in lists), key=len),
+    }
+    if not damage:
+        return plan
+    for part in whole.parts:
+        backup = part.directory / BACKUP
         # A backup that is the file itself was left by a repair that was killed just before its end.
-        if backup.exists() and not backup.samefile(directory / DATA):
+        if backup.exists() and not backup.samefile(part.directory / DATA):
             raise HistoryError(
-                f"History `{directory}` was repaired before, and what was damaged then is still in "
-                f"`{backup}`. HINT: move that away, or remove it."
+                f"History `{part.directory}` was repaired before, and what was damaged then is "
+                f"still in `{backup}`. HINT: move that away, or remove it."
             )
-        rounds = _rounds_left(damage, stored)
-        if rounds < 1:
-            raise HistoryCorruptedError(
-                f"History `{directory}` cannot be repaired, as no round would be left: {damage[0]}."
-                " HINT: restore it from a copy."
-            )
-        lost = {(d.round, d.client_id) for d in damage if d.client_id is not None}
-        ids = recording.client_ids
-        dropped = tuple((t, c) for t in range(rounds) for c in ids if (t, c) in lost)
-        note = {"rounds_before": len(stored), "rounds": rounds, "dropped": dropped}
-        manifest = dataclasses.replace(recording.manifest, store_id=uuid.uuid4().hex)
-        copied = StoredManifest(recording.history, manifest, recording.keys)
-        repairs, forgotten = _lists(recording, environment)
-        lists = {REPAIRS: {"repairs": [*repairs, note]}}
-        if forgotten:
-            lists[FORGOTTEN] = {"forgotten": forgotten}
+    rounds = min(_rounds_left(damage, counts[0]), *counts)
+    if rounds < 1:
+        raise HistoryCorruptedError(
+            f"History `{whole.directory}` cannot be repaired, as no round would be left: "
+            f"{damage[0]}. HINT: restore it from a copy."
+        )
+    lost = {(d.round, d.client_id) for d in damage if d.client_id is not None}
+    ids = whole.parts[0].recording.client_ids
+    dropped = [[t, c] for t in range(rounds) for c in ids if (t, c) in lost]
+    note = {"rounds_before": min(counts), "rounds": rounds, "dropped": dropped}
+    return {**plan, "rounds": rounds, "dropped": dropped, "repairs": [*plan["repairs"], note]}
+
+
+def _disagreement(whole: Parts, rounds: int) -> list[Damage]:
+    """Return in what shards do not agree, each of which is as it was written."""
+    recording = StoredManifest(str(whole.directory), of_whole(whole.parts[0].recording.manifest))
+    sharding = Sharding(client_ids=recording.client_ids, num_shards=len(whole.parts))
+    damage = []
+    for t in range(rounds):
+        with ExitStack() as stack:
+            shards = {v: stack.enter_context(part.snapshot()) for v, part in enumerate(whole.parts)}
+            damage += ShardSnapshots(recording, sharding, shards, rounds).damage(t)
+    return damage
+
+
+def _rewrite(part: Part, plan: Mapping[str, Any], progress: Progress) -> None:
+    """Write a file anew without what is to go, and keep the old one as a backup."""
+    recording, directory = part.recording, part.directory
+    lost = {(t, client_id) for t, client_id in plan["dropped"]}
+    manifest = dataclasses.replace(recording.manifest, store_id=plan["store_id"])
+    copied = StoredManifest(recording.history, manifest, recording.keys)
+    lists = {REPAIRS: {"repairs": plan["repairs"]}}
+    if plan["forgotten"]:
+        lists[FORGOTTEN] = {"forgotten": plan["forgotten"]}
+    ids, backup = recording.client_ids, directory / BACKUP
+    with beside(directory) as new:
         copy_rounds(
-            recording,
-            environment,
+            part.snapshot,
             copied,
             new,
-            rounds,
+            plan["rounds"],
             lambda t, index: DROPPED if (t, ids[index]) in lost else None,
             lists=lists,
         )
@@ -218,63 +329,25 @@ def repair(
         except OSError as error:
             raise HistoryError(f"`{backup}` cannot be made: {error}.") from error
         put_in_place(new, directory)
-    return dataclasses.replace(
-        whole, damage=tuple(damage), rounds=rounds, dropped=dropped, backup=backup
-    )
 
 
-def _rounds_left(damage: list[Damage], stored: list[int]) -> int:
+def _rounds_left(damage: list[Damage], stored: int) -> int:
     """Return how many rounds a recovery can still rely on."""
     ends = (
         d.round - (d.reason == BROKEN_CHAIN)
         for d in damage
         if d.round is not None and d.client_id is None
     )
-    return min(ends, default=len(stored))
+    return min(ends, default=stored)
 
 
-def _lists(
-    recording: StoredManifest, environment: Environment
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _lists(part: Part) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the lists of repairs and of forgotten clients, empty if they are damaged."""
     lists = []
-    with environment.read() as txn:
-        snapshot = Snapshot(recording, environment, txn)
+    with part.snapshot() as snapshot:
         for read in (snapshot.repairs, snapshot.forgotten):
             try:
                 lists.append(read())
             except DamagedRecordError:
                 lists.append([])
     return lists[0], lists[1]
-
-
-@contextmanager
-def alone(
-    path: str | os.PathLike[str], master_key: str | None = None, *, forgetting: bool = False
-) -> Iterator[tuple[Path, StoredManifest, Environment]]:
-    """Open a history that nobody else has open, and keep it so.
-
-    Args:
-        path: The history, or the run folder it lies in.
-        master_key: Where the master key of an encrypted history comes from.
-        forgetting: Whether clients may be half forgotten.
-
-    Raises:
-        HistoryLockedError: If another store or process has it open.
-        HistoryError: If clients are half forgotten.
-    """
-    folder = history_folder(path)
-    directory = folder.absolute()
-    environment = Environment.acquire(directory, None)
-    try:
-        lock = WriterLock(directory)
-        try:
-            environment.claim()
-            recording = load(str(folder), environment, master_key)
-            if recording.pending and not forgetting:
-                raise HistoryError(f"History `{folder}`: {recording.unfinished()}.")
-            yield directory, recording, environment
-        finally:
-            lock.release()
-    finally:
-        environment.release()

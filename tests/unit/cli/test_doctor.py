@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from fedrec.cli import doctor
 from fedrec.cli.main import main
 from fedrec.history.lmdb import mounts
+
+PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +58,16 @@ def test_a_machine_without_problems(
 
 def _no_kernels(found: doctor.Diagnosis) -> None:
     found.sections["kernels"] = {"work": True, "kept in": "cache"}
+
+
+def test_it_looks_at_all_that_pyproject_names_for_users() -> None:
+    def names(texts: list[str]) -> set[str]:
+        return {Requirement(text).name for text in texts}
+
+    assert set(doctor._NEEDED) == names(PROJECT["dependencies"])
+    extras = PROJECT["optional-dependencies"]
+    for_users = {extra: names(extras[extra]) for extra in extras if extra not in ("docs", "dev")}
+    assert {extra: set(packages) for extra, packages in doctor._OPTIONAL.items()} == for_users
 
 
 def test_what_is_missing_or_too_old_stops(

@@ -121,14 +121,14 @@ def test_json_of_every_command(run: Path, capfd: pytest.CaptureFixture[str]) -> 
         "rounds_before": ROUNDS,
         "rounds": ROUNDS,
         "dropped": [],
-        "backup": None,
+        "backups": [],
     }
     damage_update(run, 7, 5)
     (one,) = result("verify", code=1)["damage"]  # type: ignore[misc]
     assert (one["round"], one["client_id"]) == (7, "client-5")
     done = result("repair")
     assert done["dropped"] == [[7, "client-5"]]
-    assert done["backup"] == folder + "/data.mdb.damaged"
+    assert done["backups"] == [folder + "/data.mdb.damaged"]
 
 
 def test_text_of_info(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import pty
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -268,24 +271,63 @@ def test_a_shell_completes_what_can_be_named() -> None:
     assert {f"plain,{name}" for name in [*FAMILIES, "recipes"]} == set(completed("fedrec ls "))
 
 
-def test_bash_offers_recipes(here: Path) -> None:
-    """The script that bash gets, in bash."""
+@pytest.fixture
+def shells(here: Path) -> dict[str, str]:
+    """What a shell needs to find `fedrec`, and nothing of its user's own."""
     command = here / "fedrec"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fedrec "$@"\n')
     command.chmod(0o755)
+    own = {"HOME": str(here), "ZDOTDIR": str(here), "TERM": "xterm"}
+    return {**os.environ, **own, "PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_bash_offers_recipes(shells: dict[str, str]) -> None:
+    """The script that bash gets, in bash."""
     script = (
         "source <(fedrec completion bash); compopt() { :; }; COMP_WORDS=(fedrec run mnist/cof); "
         'COMP_CWORD=2; _fedrec_completion fedrec; echo "${COMPREPLY[@]}"'
     )
-    path = f"{here}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", script],
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
+        ["bash", "-c", script], env=shells, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["mnist/coffee_break_backdoor", "mnist/coffee_break_trim"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish is installed")
+def test_fish_offers_recipes(shells: dict[str, str]) -> None:
+    script = 'fedrec completion fish | source; complete -C "fedrec run mnist/cof"'
+    command = ["fish", "--no-config", "-c", script]
+    done = subprocess.run(command, env=shells, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["mnist/coffee_break_backdoor", "mnist/coffee_break_trim"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh is installed")
+def test_zsh_completes_a_recipe(shells: dict[str, str], here: Path) -> None:
+    """In a terminal, by TAB; then, what stands in the line is written to a file."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        ["zsh", "-f", "-i"], stdin=its, stdout=its, stderr=its, env=shells, start_new_session=True
+    )
+    os.close(its)
+    screen = b""
+
+    def until(text: bytes) -> None:
+        nonlocal screen
+        while text not in screen:
+            screen += os.read(ours, 4096)
+
+    setup = 'autoload -Uz compinit; compinit -D -u; eval "$(fedrec completion zsh)"'
+    os.write(ours, f"{setup}; print rea''dy\n".encode())
+    until(b"ready")
+    os.write(ours, b"fedrec run mnist/coffee_break_b\t")
+    until(b"backdoor")
+    os.write(ours, b"\x01print -r -- \x05>line; exit\n")  # at the start of the line; at its end
+    with contextlib.suppress(OSError):  # the terminal is gone
+        while os.read(ours, 4096):
+            pass
+    assert process.wait() == 0
+    os.close(ours)
+    assert (here / "line").read_text() == "fedrec run mnist/coffee_break_backdoor\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

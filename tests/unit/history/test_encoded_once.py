@@ -115,11 +115,11 @@ def test_what_was_encoded_goes_with_the_updates_or_is_written(
         record = to_record(arrays(0))
         history.as_stored(record.updates)
         history.as_stored(to_record(arrays(1)).updates)  # nobody has them any more
-        assert list(history._encoded) == [id(record.updates)]
+        assert list(history._encoded._rows) == [id(record.updates)]
         history.write_round(record)
-        assert history._encoded == {}
+        assert history._encoded._rows == {}
         history.as_stored(record.updates)
-        assert pickle.loads(pickle.dumps(history))._encoded == {}
+        assert pickle.loads(pickle.dumps(history))._encoded._rows == {}
 
 
 def test_other_updates_than_those_asked_about_are_encoded(

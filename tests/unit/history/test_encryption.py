@@ -217,7 +217,7 @@ def test_what_was_changed_is_found_even_with_its_checksum(
         put(path, "updates", 1, 2, forged)
         store = LMDBHistory(path, master_key=source)
         # As if the round had been committed with it.
-        with store._snapshot() as snapshot:
+        with store.snapshot() as snapshot:
             entry, _ = snapshot.entry(1)
             entry["updates"][2] = f"{int.from_bytes(forged[40:48], 'little'):016x}"
             (damage,) = snapshot.damage(entry)

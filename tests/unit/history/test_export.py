@@ -274,7 +274,7 @@ def test_what_is_imported_goes_on(plain: Path, tmp_path: Path, arrays: Make) -> 
         store = LMDBHistory(tmp_path / name)
         store.append(arrays(ROUNDS))
         assert store.verify() == range(ROUNDS + 1)
-        with store._snapshot() as snapshot:
+        with store.snapshot() as snapshot:
             tail = snapshot.entry(ROUNDS)[1]
         store.close()
         if name == "history":

@@ -534,7 +534,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 @pytest.mark.parametrize(
     ("moment", "encrypted"),
     [
-        ("before note", False),
+        ("before write_note", False),
         ("before _remove_others", True),
         ("after destroy", True),
         ("after copy_rounds", False),
@@ -559,7 +559,7 @@ def test_killed_and_finished(
     assert run_script(_KILL, folder, moment).strip() == "-9"
 
     with LMDBHistory(path) as history:  # what is there is whole, and says what it is
-        if moment == "before note":
+        if moment == "before write_note":
             assert history.damage() == []
             assert history.read_round(0).client_ids == IDS
         else:
@@ -577,7 +577,7 @@ def test_killed_and_finished(
                 tool(folder)
 
     # Another call finishes what was begun, also if it is about another client.
-    asked = "client-2" if moment == "before note" else "client-4"
+    asked = "client-2" if moment == "before write_note" else "client-4"
     done = forget(folder, [asked])
     assert set(done.clients) == {"client-2", asked}
     left = everything(folder)

@@ -220,7 +220,7 @@ def test_second_writing_process_is_refused(
     writer = start(
         """
 store = LMDBHistory(sys.argv[1])
-store._lock_for_writing()
+store.lock()
 print("ready", flush=True)
 sys.stdin.read()
 """,
@@ -244,7 +244,7 @@ def test_begin_is_refused_while_another_process_begins(
     other = start(
         """
 store = LMDBHistory(sys.argv[1])
-store._lock_for_writing()
+store.lock()
 print("ready", flush=True)
 sys.stdin.read()
 """,

@@ -111,7 +111,7 @@ def test_repair_of_a_whole_history_changes_nothing(recorded: Callable[..., Path]
     path = recorded(num_rounds=2)
     before = (path / "data.mdb").read_bytes()
     done = repair(path)
-    assert (done.damage, done.rounds_before, done.rounds, done.backup) == ((), 2, 2, None)
+    assert (done.damage, done.rounds_before, done.rounds, done.backups) == ((), 2, 2, ())
     assert (path / "data.mdb").read_bytes() == before
     assert files(path) == {"data.mdb"}
 

@@ -103,13 +103,14 @@ def test_overrides(write: Any, override: str, key: str, value: Any) -> None:
         ("seed", "seed: Expected an override of the form `key=value`"),
         ("a..b=1", "Expected an override of the form"),
         ("l.5.x=1", "l.5.x: Expected `index` to be an index below 2, but got '5'"),
+        ("model.x=1", "but got the value 'CNN'. HINT: `init_args.x` sets an argument."),
         ("seed.x=1", "seed.x: Expected a section to set `x` in, but got the value 0"),
         ("seed=[1", "seed: Expected a YAML value, but got '[1'"),
         ("seed=!!python/name:os.system x", "seed: Expected a YAML value"),
     ],
 )
 def test_overrides_that_cannot_be(write: Any, override: str, message: str) -> None:
-    _, errors = read(write("r.yaml", "seed: 0\nl: [{x: 0}, {x: 0}]\n"), [override])
+    _, errors = read(write("r.yaml", "seed: 0\nmodel: CNN\nl: [{x: 0}, {x: 0}]\n"), [override])
     assert len(errors) == 1
     assert message in errors[0]
 

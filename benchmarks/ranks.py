@@ -1,0 +1,142 @@
+"""Several processes for one run: rounds per second, bytes that travel, memory, and efficiency.
+
+    python benchmarks/ranks.py --rounds 10 --csv benchmarks/results/ranks.csv
+    python benchmarks/ranks.py --accelerator cuda --rounds 50      # on two GPUs
+
+Every line of the table is a recording of its own on disk, one thread a process, evaluation off.
+`independent` are processes with one device each that know nothing of each other, side by side, with
+as many clients each as a rank has: what several ranks could reach at best. The efficiency of two
+ranks is their rate over the mean rate of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from timing import table, write_csv
+from workloads import workload
+
+from fedrec.aggregators import Aggregator, FedAvg, Krum, TrimmedMean
+from fedrec.federation import ClientSampler
+from fedrec.history import ShardedHistory
+from fedrec.loop import FederatedLoop
+
+RULES: dict[str, Callable[[], Aggregator]] = {
+    "FedAvg (sums)": FedAvg,
+    "TrimmedMean (columns)": lambda: TrimmedMean(trim=0.2),
+    "Krum (rows)": lambda: Krum(num_byzantine=0.2),
+}
+# Network, clients, fraction of them in a round, samples a batch.
+WORKLOADS: dict[str, tuple[str, int, float, int]] = {
+    "CNN, 100 clients": ("cnn", 100, 1.0, 32),
+    "MLP, 1,000 clients, a tenth a round": ("mlp", 1000, 0.1, 32),
+}
+SHARDS = 8
+HEADERS = (
+    "workload", "rule", "processes", "rounds_per_second", "megabytes_sent_a_round_and_rank",
+    "peak_megabytes_a_rank", "efficiency",
+)  # fmt: skip
+
+
+def measure(
+    name: str, rule: str, devices: int, share: int, folder: Path, *, rounds: int, accelerator: str
+) -> None:
+    """Record, and write what it took to a file; `share` divides the number of clients."""
+    kind, num_clients, fraction, batch_size = WORKLOADS[name]
+    loop = FederatedLoop(
+        accelerator=accelerator, devices=devices, num_shards=SHARDS // share, num_threads=1,
+        logger=False, enable_progress_bar=False, eval_every=10**6, seed=0,
+    )  # fmt: skip
+    federation = workload(kind, num_clients // share, malicious=0.0, batch_size=batch_size)
+    federation.test_dataset = None
+    sampler = None if fraction == 1 else ClientSampler(fraction=fraction)
+    given: dict[str, Any] = {"server_lr": 0.01, "sampler": sampler}
+    with ShardedHistory(folder / "warm") as history:
+        loop.record(federation, RULES[rule](), history, max_rounds=2, **given)
+    ranks = loop.runtime.ranks
+    before = ranks.sent_bytes
+    with ShardedHistory(folder / "history") as history:
+        result = loop.record(federation, RULES[rule](), history, max_rounds=rounds, **given)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    every = ranks.gather((ranks.sent_bytes - before, peak))
+    if loop.is_global_zero:
+        found = {
+            "rate": rounds / result.seconds,
+            "sent": sum(sent for sent, _ in every) / len(every) / rounds / 1e6,
+            "peak": max(peak for _, peak in every),
+        }
+        (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def run(
+    name: str, rule: str, processes: Sequence[tuple[int, int]], options: Sequence[str]
+) -> list[Any]:
+    """Run recordings side by side, each with (devices, share); return what they took."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for i, (devices, share) in enumerate(processes):
+            own = Path(folder) / str(i)
+            own.mkdir()
+            words = [sys.executable, __file__, *options]
+            words += ["--measure", name, rule, devices, share, own]
+            environment = {k: v for k, v in os.environ.items() if k != "LOCAL_RANK"}
+            started.append((subprocess.Popen(list(map(str, words)), env=environment), own))
+        for process, _ in started:
+            if process.wait() != 0:
+                raise SystemExit(f"{name}, {rule} failed")
+        return [json.loads((own / "found.json").read_text()) for _, own in started]
+
+
+def main() -> None:
+    """Measure all lines, print them, and write them to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--accelerator", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        name, rule, devices, share, folder = arguments.measure
+        measure(
+            name,
+            rule,
+            int(devices),
+            int(share),
+            Path(folder),
+            rounds=arguments.rounds,
+            accelerator=arguments.accelerator,
+        )
+        return
+    options = ["--rounds", str(arguments.rounds), "--accelerator", arguments.accelerator]
+    rows: list[list[object]] = []
+    for name in WORKLOADS:
+        for rule in RULES:
+            one = run(name, rule, [(1, 1)], options)[0]
+            two = run(name, rule, [(2, 1)], options)[0]
+            alone = run(name, rule, [(1, 2), (1, 2)], options)
+            best = sum(found["rate"] for found in alone) / 2
+            for processes, found, efficiency in (
+                ("1", one, ""),
+                ("2 ranks", two, f"{two['rate'] / best:.2f}"),
+                ("2 independent", {**alone[0], "rate": best}, "1"),
+            ):
+                rows.append(
+                    [name, rule, processes, round(found["rate"], 2), round(found["sent"], 2),
+                     round(found["peak"]), efficiency]
+                )  # fmt: skip
+    table(rows, HEADERS)
+    if arguments.csv:
+        write_csv(arguments.csv, rows, HEADERS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Several processes for one run: ranks, and the shards of clients that they compute and store."""

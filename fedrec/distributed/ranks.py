@@ -1,0 +1,317 @@
+"""The processes of a run, and what they tell each other."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedrec.exceptions import RankError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+__all__ = ["Ranks"]
+
+T = TypeVar("T")
+
+# Seconds in which a process that still lives says that it waits for another.
+_PATIENCE = 3.0
+_HINT = "HINT: what was recorded is kept; start all ranks again to go on."
+
+
+class Ranks:
+    """The processes of a run, which all do the same rounds; each has a number, its rank.
+
+    Every method is called by all ranks, in the same order, and returns the same in all of them.
+    With one process nothing is sent.
+
+    Args:
+        device: Where tensors to be sent have to be, the rank's own, if the processes are those of
+            torch's process group; `None` for this process alone.
+        timeout: Seconds that a process waits for another.
+
+    Attributes:
+        rank: Of this process, from 0 on.
+        size: Number of processes.
+
+    Examples:
+        >>> ranks = Ranks()
+        >>> ranks.rank, ranks.size, ranks.gather("a")
+        (0, 1, ['a'])
+    """
+
+    def __init__(self, device: torch.device | None = None, timeout: float = 1800.0) -> None:
+        self.device = torch.device("cpu") if device is None else device
+        self.rank, self.size = 0, 1
+        #: Bytes of tensors that this rank has sent.
+        self.sent_bytes = 0
+        self._group: dist.ProcessGroup | None = None
+        self._store: TCPStore | None = None
+        if device is not None:
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self._group = dist.new_group(timeout=timedelta(seconds=timeout))
+            self._connect()
+
+    def _connect(self) -> None:
+        """Open the board on which ranks say why they leave: it works when others are gone."""
+        from torch._C._distributed_c10d import TCPStore
+
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        if self.rank == 0:
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        port = self.broadcast(0 if self._store is None else self._store.port)
+        if self._store is None:
+            self._store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone prints and writes files."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value of every rank, in order.
+
+        Args:
+            value: Anything that can be pickled.
+
+        Raises:
+            RankError: If another rank has left, or does not answer in time.
+        """
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with self._together():
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """Return the value of rank 0.
+
+        Raises:
+            RankError: If another rank has left, or does not answer in time.
+        """
+        if self.size == 1:
+            return value
+        values = [value]
+        with self._together():
+            dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
+    def once(self, function: Callable[[], T]) -> T:
+        """Call a function in rank 0 alone; return what it returns, or raise what it raises.
+
+        Raises:
+            RankError: If another rank has left, or does not answer in time.
+        """
+        if self.size == 1:
+            return function()
+        result: T | None = None
+        error: Exception | None = None
+        if self.rank == 0:
+            try:
+                result = function()
+            except Exception as raised:  # noqa: BLE001 - raised again below, in every rank
+                error = raised
+        result, other = self.broadcast((result, None if error is None else _portable(error)))
+        if error is not None:
+            raise error
+        if other is not None:
+            raise other
+        return result  # type: ignore[return-value]
+
+    def each(self, function: Callable[[], T]) -> list[T]:
+        """Call a function in every rank; return what each returns, in order.
+
+        Raises:
+            Exception: What the function raised in this rank.
+            RankError: If it raised something in another one.
+        """
+        if self.size == 1:
+            return [function()]
+        result: T | None = None
+        failed: Exception | None = None
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001 - raised again below, once all ranks know
+            failed = error
+        found = self.gather((result, None if failed is None else _in_short(failed)))
+        if failed is not None:
+            raise failed
+        for rank, (_, why) in enumerate(found):
+            if why is not None:
+                raise RankError(f"Rank {rank} has failed ({why}), which ends all others. {_HINT}")
+        return [result for result, _ in found]  # type: ignore[misc]
+
+    def rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the rows of all ranks, those of rank 0 first.
+
+        Args:
+            part: Rows of this rank.
+            counts: Number of rows of each rank.
+
+        Raises:
+            RankError: If another rank has left, or does not answer in time.
+
+        Shape:
+            - `part`: $(m_r, d)$.
+            - Output: $(m, d)$.
+        """
+        if self.size == 1:
+            return part
+        most, width = max(counts), part.shape[1]
+        padded = part.contiguous()
+        if len(part) < most:  # gloo gathers equal parts
+            padded = torch.cat([part, part.new_zeros(most - len(part), width)])
+        found = part.new_empty(self.size * most, width)
+        with self._together():
+            dist.all_gather(list(found.chunk(self.size)), padded, group=self._group)
+        self.sent_bytes += padded.nbytes * (self.size - 1)
+        if min(counts) == most:
+            return found
+        return torch.cat([found[r * most : r * most + k] for r, k in enumerate(counts)])
+
+    def columns(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return some columns of the rows of all ranks: each rank gets a block of its own.
+
+        Args:
+            part: Rows of this rank.
+            counts: Number of rows of each rank.
+
+        Raises:
+            RankError: If another rank has left, or does not answer in time.
+
+        Shape:
+            - `part`: $(m_r, d)$.
+            - Output: $(m, d_r)$, the columns `block(d)`.
+        """
+        if self.size == 1:
+            return part
+        widths = [self.block(part.shape[1], r) for r in range(self.size)]
+        own = widths[self.rank]
+        send = torch.cat([part[:, block].flatten() for block in widths])
+        found = part.new_empty(sum(counts), own.stop - own.start)
+        leaving = [len(part) * (block.stop - block.start) for block in widths]
+        arriving = [k * found.shape[1] for k in counts]
+        with self._together():
+            dist.all_to_all_single(found.view(-1), send, arriving, leaving, group=self._group)
+        self.sent_bytes += send.nbytes - leaving[self.rank] * send.element_size()
+        return found
+
+    def block(self, width: int, rank: int | None = None) -> slice:
+        """Return the columns that are a rank's own: of this one, unless another is named."""
+        r = self.rank if rank is None else rank
+        return slice(r * width // self.size, (r + 1) * width // self.size)
+
+    def whole(self, block: Tensor, width: int) -> Tensor:
+        """Return a vector whose blocks the ranks have.
+
+        Args:
+            block: The entries `block(width)`.
+            width: Its length.
+
+        Raises:
+            RankError: If another rank has left, or does not answer in time.
+        """
+        if self.size == 1:
+            return block
+        most = -(-width // self.size)
+        padded = block.new_zeros(1, most)
+        padded[0, : len(block)] = block
+        rows = self.rows(padded, [1] * self.size)
+        sizes = [self.block(width, r) for r in range(self.size)]
+        return torch.cat([row[: s.stop - s.start] for row, s in zip(rows, sizes, strict=True)])
+
+    def agree(self, t: int, weights: Tensor, *, stop: int | None, save: bool) -> tuple[int, bool]:
+        """Agree on how to go on after a round.
+
+        Args:
+            t: The round.
+            weights: The next global weights, which have to have the same bits in every rank.
+            stop: The signal that has arrived at this rank, if any.
+            save: Whether it is time to write a checkpoint; rank 0 decides.
+
+        Returns:
+            The signal that has arrived at some rank, or 0; and whether to write a checkpoint.
+
+        Raises:
+            RankError: If the weights differ, another rank has left, or does not answer in time.
+        """
+        if self.size == 1:
+            return stop or 0, save
+        bits = int(weights.contiguous().view(torch.int32).sum(dtype=torch.int64))
+        said = self.gather((stop or 0, save, bits))
+        different = [r for r, (_, _, b) in enumerate(said) if b != said[0][2]]
+        if different:
+            raise RankError(
+                f"After round {t}, ranks {different} have other global weights than rank 0. "
+                "HINT: the ranks' processors or packages differ; use machines of one kind."
+            )
+        return max(s for s, _, _ in said), said[0][1]
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the other ranks why this one leaves; not called by all ranks."""
+        if not isinstance(error, RankError):
+            self.say_of(self.rank, _in_short(error))
+
+    def say_of(self, rank: int, why: str) -> None:
+        """Tell the other ranks why a rank has left, unless it has said so itself."""
+        if self._store is not None:
+            with suppress(RuntimeError):  # the board is gone with rank 0
+                if not self._store.check([f"left/{rank}"]):
+                    self._store.set(f"left/{rank}", why)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankError(self._who_is_missing(error)) from error
+
+    def _who_is_missing(self, error: RuntimeError) -> str:
+        """Find out why a rank did not answer, by what the ranks have left on the board."""
+        store = self._store
+        if store is None:
+            return f"The ranks cannot find each other ({_in_short(error)}). {_HINT}"
+        try:
+            store.set(f"waits/{self.rank}", "")
+            until = time.monotonic() + _PATIENCE
+            others = [r for r in range(self.size) if r != self.rank]
+            silent = others
+            while silent and time.monotonic() < until:
+                for r in others:
+                    if store.check([f"left/{r}"]):
+                        why = store.get(f"left/{r}").decode()
+                        return f"Rank {r} has failed ({why}), which ends all others. {_HINT}"
+                silent = [r for r in others if not store.check([f"waits/{r}"])]
+                time.sleep(0.05)
+        except (RuntimeError, OSError):
+            silent = [0]  # the board is rank 0's
+        if not silent:
+            return f"The ranks cannot talk to each other ({_in_short(error)}). {_HINT}"
+        names = ", ".join(map(str, silent))
+        noun = "Rank" if len(silent) == 1 else "Ranks"
+        return f"{noun} {names} died, or did not answer in time, which ends all others. {_HINT}"
+
+
+def _in_short(error: BaseException) -> str:
+    """Return an error in one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - made in this line
+    except Exception:  # noqa: BLE001 - whatever an error class makes of it
+        return RankError(f"Rank 0 has failed ({type(error).__name__}: {error}).")
+    return error

@@ -1,0 +1,157 @@
+"""Updates whose rows are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedrec.distributed.ranks import Ranks
+from fedrec.distributed.sharding import Sharding
+from fedrec.types import ClientCost, CohortUpdates
+
+__all__ = ["ShardedUpdates"]
+
+
+class ShardedUpdates(CohortUpdates):
+    """What the clients of a round sent, of which each rank has the updates of its own clients.
+
+    All else is the same in all ranks. `updates` gathers the rows of all ranks when it is first
+    asked for, in all of them at once: who needs less takes `part`, `columns` or `weighted_sum`.
+    What `dataclasses.replace` makes of it is plain `CohortUpdates`.
+
+    Args:
+        part: The updates of this rank's clients, shape $(m_r, d)$, in the order of the shards.
+        sharding: Says whose they are.
+        ranks: The processes.
+        client_ids: As in `CohortUpdates`, like those that follow.
+        num_samples: Of all $m$ clients.
+        metrics: Of all clients.
+        refused: Of all ranks.
+        buffers: Of all clients.
+        costs: Of all ranks.
+    """
+
+    def __new__(cls, **given: Any) -> CohortUpdates:  # type: ignore[misc]
+        """Make one; but for `dataclasses.replace`, which has no `part`, the plain kind."""
+        return super().__new__(cls) if "part" in given else CohortUpdates(**given)
+
+    def __init__(
+        self,
+        *,
+        part: Tensor,
+        sharding: Sharding,
+        ranks: Ranks,
+        client_ids: tuple[str, ...],
+        num_samples: Tensor,
+        metrics: Mapping[str, float] | None = None,
+        refused: Mapping[str, str] | None = None,
+        buffers: Tensor | None = None,
+        costs: Mapping[str, ClientCost] | None = None,
+    ) -> None:
+        given = {
+            "part": part,
+            "sharding": sharding,
+            "ranks": ranks,
+            "client_ids": client_ids,
+            "num_samples": num_samples,
+            "metrics": metrics or {},
+            "refused": refused or {},
+            "buffers": buffers,
+            "costs": costs or {},
+        }
+        self.__dict__.update(given)  # the base class is frozen
+
+    part: Tensor
+    sharding: Sharding
+    ranks: Ranks
+
+    @cached_property
+    def updates(self) -> Tensor:
+        """Updates of all clients, shape $(m, d)$, gathered from all ranks."""
+        ordered = self.sharding.in_order(self.client_ids)
+        rows = self.ranks.rows(self.part, self.sharding.counts(self.client_ids))
+        if tuple(ordered) == self.client_ids:
+            return rows
+        place = {c: i for i, c in enumerate(ordered)}
+        return rows[[place[c] for c in self.client_ids]]
+
+    @property
+    def own_ids(self) -> list[str]:
+        """The clients of the rows of `part`."""
+        return self.sharding.in_order(self.sharding.owned(self.client_ids))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the updates in this process."""
+        return self.part.nbytes
+
+    def columns(self, width: int) -> tuple[Tensor, Tensor]:
+        """Return this rank's columns of the updates of all clients.
+
+        Args:
+            width: $d$.
+
+        Returns:
+            The columns `ranks.block(width)` in the order of the shards, shape $(m, d_r)$, and the
+            place in `client_ids` of each row, shape $(m,)$.
+        """
+        place = {c: i for i, c in enumerate(self.client_ids)}
+        order = torch.tensor([place[c] for c in self.sharding.in_order(self.client_ids)])
+        return self.ranks.columns(self.part, self.sharding.counts(self.client_ids)), order
+
+    def weighted_sum(self, coefficients: Tensor) -> Tensor:
+        """Return the sum of all rows times their coefficients: of each shard, then of the shards.
+
+        Args:
+            coefficients: One for each of `client_ids`, shape $(m,)$.
+
+        Returns:
+            Shape $(d,)$, with the same bits for any number of ranks.
+        """
+        place = {c: i for i, c in enumerate(self.client_ids)}
+        shards = self.sharding.by_shard(self.client_ids)
+        sums, begin = [self.part[:0]], 0
+        for shard in self.sharding.own:
+            ids = shards.get(shard, [])
+            if ids:
+                factors = coefficients[[place[c] for c in ids]].to(self.part)
+                sums.append((factors @ self.part[begin : begin + len(ids)])[None])
+                begin += len(ids)
+        counts = [0] * self.sharding.size
+        for shard in shards:
+            counts[self.sharding.owner(shard)] += 1
+        first: Tensor
+        first, *others = self.ranks.rows(torch.cat(sums), counts)
+        total = first.clone()
+        for other in others:
+            total += other
+        return total
+
+    def to(self, device: torch.device) -> ShardedUpdates:
+        """Return the updates on a device; the object itself if they are there."""
+        if self.part.device == device:
+            return self
+        return self._with(part=self.part.to(device))
+
+    def select(self, client_ids: Sequence[str]) -> ShardedUpdates:
+        """Return the updates of some clients, in the given order, with all refusals."""
+        if tuple(client_ids) == self.client_ids:
+            return self
+        place = {c: i for i, c in enumerate(self.client_ids)}
+        rows = [place[c] for c in client_ids]
+        own = {c: i for i, c in enumerate(self.own_ids)}
+        chosen = self.sharding.in_order(self.sharding.owned(client_ids))
+        return self._with(
+            client_ids=tuple(client_ids),
+            part=self.part[[own[c] for c in chosen]],
+            num_samples=self.num_samples[rows],
+            buffers=None if self.buffers is None else self.buffers[rows],
+        )
+
+    def _with(self, **changes: object) -> ShardedUpdates:
+        kept = {k: v for k, v in self.__dict__.items() if k != "updates"}
+        return ShardedUpdates(**{**kept, **changes})

@@ -1,0 +1,177 @@
+"""Several processes come to what one does, bit for bit, and end together when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedrec.history import ShardedHistory
+
+_HERE = Path(__file__).parent
+_REPOSITORY = _HERE.parents[1]
+_SECONDS = 240
+
+
+def _start(*words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    started = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+    environment = {k: v for k, v in os.environ.items() if k not in started}
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+        env=environment | {"PYTHONPATH": path},
+        start_new_session=True,
+    )
+
+
+def _finish(process: subprocess.Popen[str], code: int | None = 0) -> str:
+    """Wait for a command; return what it has written. No process of it may be left."""
+    try:
+        output, _ = process.communicate(timeout=_SECONDS)
+        if code is None:
+            assert process.returncode != 0, output
+        else:
+            assert process.returncode == code, output
+        _wait_for_group(process.pid)
+        return output
+    finally:
+        if process.poll() is None or _group_lives(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_for_group(group: int) -> None:
+    until = time.monotonic() + 60
+    while _group_lives(group):
+        assert time.monotonic() < until, "a process was left behind"
+        time.sleep(0.1)
+
+
+def _run(*words: object, code: int | None = 0) -> str:
+    return _finish(_start(*words), code)
+
+
+@pytest.mark.slow
+def test_one_and_three_ranks_come_to_the_same_with_every_component(tmp_path):
+    files = {devices: tmp_path / f"{devices}.json" for devices in (1, 3)}
+    script = _HERE / "ranks_outcomes.py"
+    for process in [_start(script, devices, file) for devices, file in files.items()]:
+        _finish(process)
+    one, three = (json.loads(files[devices].read_text()) for devices in (1, 3))
+    assert len(one) > 100
+    assert one == three
+    # Most are results, not refusals.
+    hashes = [value for value in one.values() if len(value) == 64 and " " not in value]
+    assert len(hashes) > 0.9 * len(one)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What a recording and a recovery come to in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    for step in ("record", "recover"):
+        _run(_HERE / "ranks_run.py", 1, folder, step)
+    return {step: (folder / f"{step}.txt").read_text() for step in ("record", "recover")}
+
+
+def _why(folder: Path, rank: int) -> str:
+    return (folder / "run" / f"rank-{rank}.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_all_and_other_numbers_of_ranks_go_on_to_the_same_bits(
+    tmp_path, undisturbed
+):
+    script = _HERE / "ranks_run.py"
+    said = "Rank 1 has failed (killed by signal 9), which ends all others"
+    assert said in _run(script, 3, tmp_path, "record", "kill", 1, 5, code=None)
+    assert said in _why(tmp_path, 0)
+    with ShardedHistory(tmp_path / "history") as history:
+        assert 0 < len(history.verify()) <= 5
+    _run(script, 2, tmp_path, "record")
+    assert (tmp_path / "record.txt").read_text() == undisturbed["record"]
+    assert said in _run(script, 2, tmp_path, "recover", "kill", 1, 7, code=None)
+    _run(script, 4, tmp_path, "recover")
+    assert (tmp_path / "recover.txt").read_text() == undisturbed["recover"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (("hang", 1, 5), "Rank 1 died, or did not answer in time, which ends all others"),
+        (("raise", 1, 5), "Rank 1 has failed (ValueError: the data are gone)"),
+    ],
+    ids=["hang", "raise"],
+)
+def test_a_rank_that_hangs_or_fails_is_named(tmp_path, fault, said):
+    output = _run(_HERE / "ranks_run.py", 2, tmp_path, "record", *fault, code=None)
+    assert said in output
+    assert said in _why(tmp_path, 0)
+    with ShardedHistory(tmp_path / "history") as history:
+        assert 0 < len(history.verify()) <= 5
+
+
+@pytest.mark.slow
+def test_data_are_read_by_the_rank_of_their_client_alone(tmp_path, undisturbed):
+    for step in ("record", "recover"):
+        _run(_HERE / "ranks_run.py", 2, tmp_path, step, "guard")
+        assert (tmp_path / f"{step}.txt").read_text() == undisturbed[step]
+
+
+@pytest.mark.slow
+def test_the_first_rank_is_killed(tmp_path, undisturbed):
+    script = _HERE / "ranks_run.py"
+    _run(script, 3, tmp_path, "record", "kill", 0, 5, code=-signal.SIGKILL)
+    assert "Rank 0 died, or did not answer in time" in _why(tmp_path, 1)
+    _run(script, 1, tmp_path, "record")
+    assert (tmp_path / "record.txt").read_text() == undisturbed["record"]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks(tmp_path, undisturbed):
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", 0]
+    script = _HERE / "ranks_run.py"
+    _run(*torchrun, script, 2, tmp_path, "record")
+    assert (tmp_path / "record.txt").read_text() == undisturbed["record"]
+    output = _run(*torchrun, script, 3, tmp_path, "record", code=None)
+    assert "Expected `devices` to be such that devices * num_nodes is 2, but got 3" in output
+
+
+def test_a_recipe_on_two_devices_comes_to_the_same_and_says_it_once(tmp_path):
+    small = ["record.max_rounds=24", "data.init_args.num_clients=8", "name=small"]
+    outputs = {}
+    for devices in (1, 2):
+        folder = tmp_path / str(devices)
+        folder.mkdir()
+        words = [*small, f"loop.devices={devices}", "loop.num_shards=4", "federation.malicious=1"]
+        process = _start("-m", "fedrec", "run", "quickstart", *words, cwd=folder)
+        outputs[devices] = _finish(process)
+    assert outputs[2].count("Recording 24 rounds") == 1
+    results = [
+        json.loads((tmp_path / str(d) / "runs/small/results.json").read_text()) for d in (1, 2)
+    ]
+    for result in results:
+        assert len(result["methods"]) == 6
+    one, two = ({m["label"]: m["ter"] for m in result["methods"]} for result in results)
+    assert one == two
+    assert sorted((tmp_path / "2/runs/small/history").iterdir()) == [
+        tmp_path / f"2/runs/small/history/shard-00{v}" for v in range(4)
+    ]

@@ -1,0 +1,117 @@
+"""Shards of clients, their owners, and updates that are spread over them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fedrec.aggregators import FedAvg, Median
+from fedrec.distributed.ranks import Ranks
+from fedrec.distributed.sharding import Sharding
+from fedrec.distributed.updates import ShardedUpdates
+from fedrec.exceptions import ConfigurationError
+from fedrec.loop import FederatedLoop
+from fedrec.loop.round import _is_of_aggregate
+from fedrec.types import CohortUpdates
+
+CLIENTS = tuple(f"client-{i}" for i in range(10))
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "size"), [(1, 1), (3, 1), (3, 2), (3, 3), (4, 3), (10, 1), (10, 3)]
+)
+def test_every_client_is_in_one_shard_of_one_rank_whatever_the_number_of_ranks(num_shards, size):
+    ranks = [
+        Sharding(client_ids=CLIENTS, num_shards=num_shards, rank=rank, size=size)
+        for rank in range(size)
+    ]
+    assert [c for rank in ranks for c in rank.owned(CLIENTS)] == list(CLIENTS)
+    shards = [ranks[0].shard_of(c) for c in CLIENTS]
+    assert all([rank.shard_of(c) for c in CLIENTS] == shards for rank in ranks)
+    assert sorted(set(shards)) == list(range(num_shards))
+    sizes = [shards.count(shard) for shard in range(num_shards)]
+    assert max(sizes) - min(sizes) <= 1
+    assert [v for rank in ranks for v in rank.own] == list(range(num_shards))
+    assert ranks[0].counts(CLIENTS) == [len(rank.owned(CLIENTS)) for rank in ranks]
+
+
+@pytest.mark.parametrize(("num_shards", "size"), [(1, 2), (11, 1), (0, 1)])
+def test_shards_are_no_fewer_than_ranks_and_no_more_than_clients(num_shards, size):
+    message = f"Expected `num_shards` to be at least the {size} ranks and at most the 10 clients"
+    with pytest.raises(ConfigurationError, match=message):
+        Sharding(client_ids=CLIENTS, num_shards=num_shards, size=size)
+
+
+def _sent(ids: tuple[str, ...], num_shards: int) -> tuple[torch.Tensor, ShardedUpdates]:
+    """Return the updates of clients in the order of `ids`, and the same in shards."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(len(ids), 6, generator=generator)
+    sharding = Sharding(client_ids=CLIENTS, num_shards=num_shards)
+    place = {c: i for i, c in enumerate(ids)}
+    part = rows[[place[c] for c in sharding.in_order(ids)]]
+    sizes = torch.arange(1, len(ids) + 1)
+    return rows, ShardedUpdates(
+        part=part, sharding=sharding, ranks=Ranks(), client_ids=ids, num_samples=sizes
+    )
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_sharded_updates_are_the_rows_of_their_clients_in_any_order(num_shards):
+    ids = ("client-7", "client-1", "client-9", "client-0", "client-4")
+    rows, sent = _sent(ids, num_shards)
+    assert torch.equal(sent.updates, rows)
+    chosen = sent.select(["client-4", "client-7"])
+    assert isinstance(chosen, ShardedUpdates)
+    assert torch.equal(chosen.updates, rows[[4, 0]])
+    assert chosen.num_samples.tolist() == [5, 1]
+    columns, order = sent.columns(6)
+    assert torch.equal(columns, rows[order])
+    coefficients = torch.linspace(0.1, 0.5, 5)
+    expected = (coefficients.double()[:, None] * rows.double()).sum(dim=0)
+    torch.testing.assert_close(sent.weighted_sum(coefficients).double(), expected)
+
+
+def test_what_is_replaced_in_sharded_updates_is_plain():
+    rows, sent = _sent(CLIENTS, 3)
+    plain = dataclasses.replace(sent, refused={"x": "silent"})
+    assert type(plain) is CohortUpdates
+    assert torch.equal(plain.updates, rows)
+    refusing = sent.refusing({"client-0": "silent"})
+    assert refusing.client_ids == CLIENTS[1:]
+    assert torch.equal(refusing.updates, rows[1:])
+
+
+def test_a_subclass_that_changes_aggregate_needs_rows():
+    class Own(Median):
+        def aggregate(self, updates, client_weights=None, ctx=None):
+            return updates.norm(dim=1).mean() * updates.mean(dim=0)
+
+    class Said(Own):
+        needs = "columns"
+
+    assert [_is_of_aggregate(rule, "needs") for rule in (Median(), Own(), Said(), FedAvg())] == [
+        True, False, True, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": 0}, "Expected `devices` to be an integer of at least 1"),
+        ({"devices": "auto"}, "Expected `devices` to be an integer"),
+        ({"num_nodes": 0}, "Expected `num_nodes` to be an integer of at least 1"),
+        (
+            {"strategy": "fsdp"},
+            "Expected `strategy` to be a known choice, but got 'fsdp'. Known: auto, ddp.",
+        ),
+        ({"devices": 4, "num_shards": 2}, "Expected `num_shards` to be at least the 4 devices"),
+        ({"timeout": 0}, "Expected `timeout` to be"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_arguments_of_the_loop_are_checked_before_a_process_is_started(arguments, message):
+    with pytest.raises(ConfigurationError) as error:
+        FederatedLoop(**arguments)
+    assert message in str(error.value)
