@@ -14,7 +14,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-com
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow every live optional clean
+.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow live optional clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
@@ -22,8 +22,7 @@ help:
 	@echo "make test        lint, types, tests, doctests, docs"
 	@echo "make lint | types | tests | docs   one of them"
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
-	@echo "make every       all but live, in one go: what tests and slow run"
-	@echo "make live        federations of Flower whose processes are killed; half an hour"
+	@echo "make live        federations of Flower whose processes are killed; ten minutes"
 	@echo "make docs-test   run every command of README and docs in a fresh clone; see docs-test.log"
 	@echo "make optional    add mlflow and ray to .venv (half a gigabyte), so that no test of theirs is skipped"
 	@echo "make clean       remove .venv and whatever else can be made again"
@@ -50,14 +49,10 @@ types: $(INSTALLED)
 
 # Two processes: most tests use one core, and each process imports torch once.
 tests: $(INSTALLED)
-	$(BIN)/pytest -n 2 -m "not slow and not live"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not live"
 
 slow: $(INSTALLED)
-	$(BIN)/pytest -n 2 -m slow
-
-# What `tests` and `slow` run, found once; who has no test left takes some of the other's.
-every: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not live"
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 # One after the other: each starts a dozen processes, whose answers have time limits.
 live: $(INSTALLED)

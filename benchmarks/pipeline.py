@@ -6,13 +6,14 @@
 Recording, training from scratch and FedRecover run in one process, on the same history, evaluation
 off. `speed-up` is the time of training from scratch over that of FedRecover; `ideal` is what it
 would be if estimated rounds took no time, 1 / (1 - ACP). Parts are wall-clock shares of the main
-thread; what the history does in its own thread is no part of them.
+thread; what the history does in its own thread is no part of them. With `--cpu-seconds`, for a
+machine that others use, everything is CPU time of the process, that of the history's thread
+included: it is the rest.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from fedrec.executors import SequentialExecutor, VectorizedExecutor
 from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader
 from fedrec.loop import FederatedLoop
-from fedrec.recoverers import FedRecover, TrainFromScratch
+from fedrec.recoverers import AnchoredLBFGS, FedRecover, Recoverer, TrainFromScratch
 from fedrec.recoverers.estimators.pairs import ClientPairs
 from fedrec.types import RunResult
 
@@ -45,14 +46,14 @@ PARTS = {
     "aggregation": [(Aggregator, "__call__")],
     "writing": [(BackgroundWriter, "write"), (BackgroundWriter, "wait")],
     "reading": [(RoundReader, "read")],
-    "estimates": [(ClientPairs, "estimate")],
-    "pairs": [(ClientPairs, "push")],
+    "estimates": [(AnchoredLBFGS, "estimate"), (ClientPairs, "estimate")],
+    "learning": [(AnchoredLBFGS, "observe"), (ClientPairs, "push")],
     "threshold": [(FedRecover, "start")],
 }
 
 
 @contextmanager
-def parts() -> Iterator[dict[str, float]]:
+def parts(clock: Callable[[], float]) -> Iterator[dict[str, float]]:
     """Add up the seconds spent in each part, without the parts inside it."""
     seconds = dict.fromkeys(PARTS, 0.0)
     inner: list[float] = []
@@ -61,11 +62,11 @@ def parts() -> Iterator[dict[str, float]]:
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             inner.append(0.0)
-            began = time.perf_counter()
+            began = clock()
             try:
                 return function(*args, **kwargs)
             finally:
-                spent = time.perf_counter() - began
+                spent = clock() - began
                 seconds[name] += spent - inner.pop()
                 if inner:
                     inner[-1] += spent
@@ -84,15 +85,18 @@ def parts() -> Iterator[dict[str, float]]:
             setattr(cls, method, original)
 
 
-def measure(name: str, run: Callable[[], RunResult]) -> tuple[list[object], RunResult]:
-    """Run; return a row of the table, seconds first."""
-    with parts() as seconds:
+def measure(
+    name: str, run: Callable[[], RunResult], cpu_seconds: bool = False
+) -> tuple[list[object], RunResult, float]:
+    """Run; return a row of the table, what came out, and the seconds."""
+    began = time.process_time()
+    with parts(time.thread_time if cpu_seconds else time.perf_counter) as seconds:
         result = run()
-    total = result.seconds
+    total = time.process_time() - began if cpu_seconds else result.seconds
     shares = [100 * part / total for part in seconds.values()]
     rest = max(0.0, 100 - sum(shares))
     row = [name, result.rounds / total, 1e3 * total / result.rounds]
-    return [*row, *(f"{s:.0f}" for s in (*shares, rest))], result
+    return [*row, *(f"{s:.0f}" for s in (*shares, rest))], result, total
 
 
 def main() -> None:
@@ -105,7 +109,9 @@ def main() -> None:
     parser.add_argument("--server-lr", type=float, default=0.05)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=["fedavg", "trimmed-mean"])
     parser.add_argument("--history", nargs="+", default=["memory", "lmdb"])
+    parser.add_argument("--estimators", nargs="+", default=["anchored", "paired"])
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--cpu-seconds", action="store_true", help="of the process, not wall time")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
@@ -145,36 +151,38 @@ def compare(
     history: HistoryStore,
     arguments: argparse.Namespace,
 ) -> list[list[object]]:
-    """Record once, then train from scratch and recover in turn; return three rows."""
+    """Record once, then train from scratch and recover in turn; return a row of each."""
     settings = {"max_rounds": arguments.rounds, "server_lr": arguments.server_lr}
-    recording, _ = measure(
+    cpu = arguments.cpu_seconds
+    recording, _, _ = measure(
         "record",
         lambda: loop.record(federation, RULES[rule](), history, attack=TrimAttack(), **settings),
+        cpu,
     )
-    exclude = federation.malicious
-    pairs = []
-    for _ in range(arguments.repeats):
-        scratch = measure(
-            "scratch", lambda: loop.recover(federation, history, TrainFromScratch(), exclude)
-        )
-        recovery = measure(
-            "FedRecover",
-            lambda: loop.recover(federation, history, FedRecover(estimator="paired"), exclude),
-        )
-        pairs.append((scratch, recovery))
-    ratio = statistics.median(s[1].seconds / r[1].seconds for s, r in pairs)
-    scratch, recovery = sorted(pairs, key=lambda p: p[0][1].seconds / p[1][1].seconds)[
-        len(pairs) // 2
+    ways: dict[str, Recoverer] = {"scratch": TrainFromScratch()}
+    for name in arguments.estimators:
+        ways[f"FedRecover, {name}"] = FedRecover(estimator=name)
+    turns = [
+        {
+            name: measure(
+                name,
+                lambda way=way: loop.recover(federation, history, way, federation.malicious),
+                cpu,
+            )
+            for name, way in ways.items()
+        }
+        for _ in range(arguments.repeats)
     ]
-    acp = recovery[1].ledger.acp() if recovery[1].ledger is not None else 0.0
-    ideal = 1 / (1 - acp)
-    gain: list[object] = [ratio, ideal, f"{100 * ratio / ideal:.0f}", acp]
-    empty: list[object] = [""] * 4
-    return [
-        [rule, where, *recording, *empty],
-        [rule, where, *scratch[0], *empty],
-        [rule, where, *recovery[0], *gain],
-    ]
+    rows = [[rule, where, *recording, *[""] * 4]]
+    for name in ways:
+        turn = sorted(turns, key=lambda t: t["scratch"][2] / t[name][2])[len(turns) // 2]
+        row, result, seconds = turn[name]
+        gain: list[object] = [""] * 4
+        if name != "scratch":
+            acp, ratio = result.ledger.acp(), turn["scratch"][2] / seconds
+            gain = [ratio, 1 / (1 - acp), f"{100 * ratio * (1 - acp):.0f}", acp]
+        rows.append([rule, where, *row, *gain])
+    return rows
 
 
 if __name__ == "__main__":

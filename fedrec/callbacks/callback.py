@@ -33,6 +33,7 @@ class LoopSettings(Protocol):
     accelerator: str
     devices: int
     num_nodes: int
+    strategy: str
     num_shards: int | None
     timeout: float
     precision: str

@@ -33,7 +33,8 @@ def _new(args: Options) -> None:
     for file in files:
         click.echo(file)
     name = folder.name
-    run = "python start.py" if args.flower else f"fedrec run {name}.yaml --allow {name}"
+    run = f"fedrec run {name}.yaml"
+    run += "\n  python start.py" if args.flower else f" --allow {name}"
     click.echo(f"\nNext:\n  cd {folder}\n  {run}\n  pytest")
 
 
@@ -72,9 +73,8 @@ def _make_project(folder: Path, template: str) -> list[Path]:
             made.append(folder / source.name.replace(_NAME, name))
             text = source.read_text(encoding="utf-8").replace(_NAME, name)
             made[-1].write_text(text, encoding="utf-8")
-    if template == "project":  # the others have no recipe
-        made.append(folder / SCHEMA)
-        made[-1].write_bytes((shipped_folder() / SCHEMA).read_bytes())
+    made.append(folder / SCHEMA)
+    made[-1].write_bytes((shipped_folder() / SCHEMA).read_bytes())
     return made
 
 

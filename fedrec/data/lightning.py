@@ -36,7 +36,7 @@ from fedrec.data.partitioners.base import Partitioner
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 from fedrec.random import key
 
-__all__ = ["FromDataModule"]
+__all__ = ["FromDataModule", "selected_indices"]
 
 _MOST_AT_ONCE = 256
 _ARRAYS = (Tensor, np.ndarray)
@@ -185,7 +185,7 @@ class FromDataModule(FederatedDataModule):
                 f"Expected {method} to return a DataLoader that makes batches, but it has "
                 "batch_size=None. HINT: give it a `batch_size`, and a data set of single samples."
             )
-        indices = _selected(method, loader)
+        indices = selected_indices(method, loader)
         if loader.collate_fn is not default_collate:
             inputs, labels = _uncollated(method, loader, indices)
         elif type(dataset) is TensorDataset and len(dataset.tensors) == 2:
@@ -220,7 +220,7 @@ class FromDataModule(FederatedDataModule):
             )
 
 
-def _selected(method: str, loader: DataLoader[Any]) -> Sequence[int]:
+def selected_indices(method: str, loader: DataLoader[Any]) -> Sequence[int]:
     """Return the indices of the samples that a loader gives, in the order of its data set."""
     size = len(loader.dataset)  # type: ignore[arg-type]
     sampler: Any = loader.sampler

@@ -135,7 +135,7 @@ def _watch(ranks: Ranks, children: Sequence[subprocess.Popen[bytes]]) -> None:
         dead = next((i for i, code in enumerate(codes) if code), None)
         if dead is None:
             continue
-        code = codes[dead]
+        code = codes[dead] or 0
         why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         rank = ranks.rank + dead + 1
         ranks.say_of(rank, why)

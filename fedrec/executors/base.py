@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -21,9 +21,13 @@ class Executor(ABC):
         departure: Why it left its plan: `round`, from which on it computes otherwise, `reason`, and
             where updates differed the `client` and by how much (`difference`). `None` while it
             keeps to the plan. A run that goes on takes it over.
+        live: Whether clients are elsewhere, so that asking them takes their time. A recovery then
+            stores a checkpoint after each round in which it has asked, and Ctrl-C does not wait
+            for a round to end.
     """
 
     departure: Mapping[str, Any] | None = None
+    live: ClassVar[bool] = False
 
     @abstractmethod
     def compute(

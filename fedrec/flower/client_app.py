@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from fedrec.clients.lightning import LightningClient
 from fedrec.data.datamodule import FederatedDataModule
+from fedrec.data.lightning import selected_indices
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.flower.wire import ASK, VISIT, Answer, Card, Task
 from fedrec.functional.kernels._threads import default_threads
@@ -160,9 +161,16 @@ def _data(data: Any, client_id: str) -> tuple[Dataset[Any], int | None, bool, An
     if hasattr(data, "train_dataloader"):
         data.prepare_data()
         data.setup("fit")
-        loader = data.train_dataloader()
-        sampler = loader.batch_sampler
+        loader, method = data.train_dataloader(), f"{type(data).__name__}.train_dataloader"
+        sampler = loader.batch_sampler if isinstance(loader, DataLoader) else None
+        if sampler is None:
+            requirement = "a method that returns one DataLoader with a `batch_size`"
+            raise ConfigurationError(expected(method, requirement, loader))
+        indices = selected_indices(method, loader)
+        dataset = loader.dataset
+        if len(indices) < len(dataset):
+            dataset = Subset(dataset, indices)
         size = getattr(sampler, "batch_size", None)
         last = bool(getattr(sampler, "drop_last", False))
-        return loader.dataset, size if isinstance(size, int) else None, last, loader.collate_fn
+        return dataset, size if isinstance(size, int) else None, last, loader.collate_fn
     return data, None, False, None

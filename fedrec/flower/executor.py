@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from fedrec.clients.local import mean_logs
 from fedrec.exceptions import ConfigurationError, UpdateError, expected
 from fedrec.executors.base import Executor
 from fedrec.flower.client import FlowerClient
-from fedrec.flower.mail import Mail
+from fedrec.flower.mail import Mail, is_lost
 from fedrec.flower.nodes import Node, Nodes, error_text, key_lists
 from fedrec.flower.wire import ASK, Answer, Card, Task, array_of, size_of
 from fedrec.parameters import ParameterVector
@@ -28,14 +27,6 @@ from fedrec.types import ClientCost, CohortUpdates, RoundContext
 __all__ = ["FlowerExecutor"]
 
 _log = logging.getLogger(__name__)
-
-# Errors that Flower reports in place of a client that has gone: its message or answer is lost.
-_LOST = (
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,
-)
 
 _FASTEST, _SLOWEST = 0.05, 1.0  # seconds between two looks for answers
 
@@ -61,6 +52,8 @@ class FlowerExecutor(Executor):
     Raises:
         ConfigurationError: If an argument is out of range.
     """
+
+    live = True
 
     def __init__(
         self,
@@ -272,7 +265,7 @@ class _Round:
         names, got = {n.node_id: c for c, n in self.nodes.items()}, False
         for node_id, message in self.mail.collect():
             client_id, got = names[node_id], True
-            if message.has_error() and message.error.code in _LOST:
+            if is_lost(message):
                 # Should it come back, as the same node or another one, it is asked again.
                 self.lost[client_id] = self.nodes.pop(client_id)
                 continue

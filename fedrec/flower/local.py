@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -9,15 +10,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from fedrec.exceptions import FedrecError
 from fedrec.flower.credentials import make_certificates, make_node_key
 from fedrec.flower.warm import POLL_VARIABLE, Forked, WarmProcess
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["LocalFederation"]
 
@@ -103,6 +100,14 @@ class LocalFederation:
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
         self._wait_for_port("superlink", self.port)
+        for left in reversed(range(10)):  # on a busy machine, it listens long before it answers
+            try:
+                self.flwr("list", _NAME)
+                return
+            except FedrecError:
+                if not left or self._processes["superlink"].poll() is not None:
+                    raise
+                time.sleep(1.0)
 
     def start_node(
         self,
@@ -234,11 +239,11 @@ class LocalFederation:
         Raises:
             FedrecError: If it failed.
         """
-        while True:
-            run = self.status(run_id)
-            if str(run["status"]).startswith("finished"):
-                break
-            time.sleep(0.5)
+        while not str((run := self.status(run_id))["status"]).startswith("finished"):
+            # It reads the log until the run is over: to ask again and again costs more. If the
+            # SuperLink has gone, the next question fails, too.
+            with contextlib.suppress(FedrecError):
+                self.flwr("log", run_id, _NAME)
         if run["status"] != "finished:completed":
             log = self.folder / "superlink.log"
             why = f"{run['status']} ({run['status-details']})"
@@ -262,12 +267,7 @@ class LocalFederation:
             raise
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -6,9 +6,22 @@ import time
 from collections.abc import Iterator, Mapping
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-__all__ = ["Mail"]
+__all__ = ["Mail", "is_lost"]
+
+_LOST = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
+
+
+def is_lost(answer: Message) -> bool:
+    """Return whether Flower has lost a message or its answer, as when a node has gone."""
+    return answer.has_error() and answer.error.code in _LOST
 
 
 class Mail:

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.exceptions import UpdateError
-from fedrec.flower.mail import Mail
+from fedrec.flower.mail import Mail, is_lost
 from fedrec.flower.wire import VISIT, Card
 
 __all__ = ["Node", "Nodes", "error_text", "key_fingerprint", "key_lists"]
@@ -65,9 +65,9 @@ class Node:
 class Nodes:
     """The nodes that have joined, by client id.
 
-    A node is asked for its card when it appears. A node whose card cannot be read, whose key is
-    not the client's, or whose client is there already under another key, is refused by name and
-    left alone until it restarts.
+    A node is asked for its card when it appears, and again if it does not answer. A node whose card
+    cannot be read, whose key is not the client's, or whose client is there already under another
+    key, is refused by name and left alone until it restarts.
 
     Args:
         grid: Flower's grid.
@@ -97,10 +97,12 @@ class Nodes:
             self._looked = time.monotonic()
         for node_id, message in self._mail.collect():
             nonce = self._nonces.pop(node_id, "")
-            if node_id in self._infos:
+            if is_lost(message):
+                self._ask_again(node_id)
+            else:
                 self._read(node_id, message, nonce)
         for node_id in self._mail.overdue():
-            self._refuse(node_id, "it did not say who it is in time")
+            self._ask_again(node_id)
 
     def _look(self) -> None:
         infos = {n.node_id: n for n in self._grid.get_nodes()}
@@ -124,6 +126,10 @@ class Nodes:
                 visits[node_id] = Message(content, node_id, VISIT, ttl=self._patience)
         self._mail.send(visits)
 
+    def _ask_again(self, node_id: int) -> None:
+        self._refuse(node_id, "it has not said yet who it is")
+        del self._infos[node_id]  # as if it had just come
+
     def _read(self, node_id: int, message: Message, nonce: str) -> None:
         started, key = self._infos[node_id]
         try:
@@ -138,6 +144,7 @@ class Nodes:
         if other is not None:
             self._refuse(node_id, f"client {client_id!r} is there already, as another node")
             return
+        self.refused.pop(node_id, None)
         self.by_client[client_id] = Node(node_id=node_id, started=started, key=key, card=card)
 
     def _name(self, card: Card, key: str) -> str:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import importlib
 import json
 import os
@@ -23,32 +25,37 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from typing import Self
+from types import SimpleNamespace
+from typing import Any, Self
 
 __all__ = ["WarmProcess"]
 
 #: Commands that Flower itself starts.
 _COMMANDS = ("flower-superexec", "flwr-clientapp", "flwr-serverapp")
 
-#: What every process of a federation needs, slowest first.
+#: What processes of a federation need, and their apps; each of them would import it again.
 _MODULES = (
-    "torch",
-    "pytorch_lightning",
     "sklearn.datasets",
-    "fedrec.clients.lightning",
-    "flwr.serverapp",
-    "flwr.clientapp",
+    "fedrec.aggregators",
+    "fedrec.attacks",
+    "fedrec.detectors",
     "fedrec.flower.client_app",
+    "fedrec.flower.executor",
+    "fedrec.history.lmdb",
+    "fedrec.loop",
+    "fedrec.models",
+    "fedrec.recoverers",
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "httpcore",
+    "uvicorn.protocols.http.auto",
 )
 
-#: Seconds after which an idle SuperNode asks for messages again; Flower's own are 3.
+#: Seconds after which an idle SuperNode asks for messages again, in place of Flower's own 3.
 POLL_VARIABLE = "FEDREC_FLOWER_POLL"
 
 _SHIM = """#!{python} -IS
@@ -96,11 +103,6 @@ class WarmProcess:
             stdout=subprocess.PIPE,
             env=None if environment is None else dict(environment),
         )
-
-    @property
-    def pid(self) -> int:
-        """Process id of the warm process."""
-        return self._process.pid
 
     def start(
         self,
@@ -150,12 +152,7 @@ class WarmProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -216,10 +213,13 @@ def _serve(address: str) -> None:
     _die_with_parent(signal.SIGKILL)
     if select.select([0], [], [], 0)[0]:  # it has died already
         return
-    for module in _MODULES:
-        importlib.import_module(module)
+    for module in _MODULES:  # other versions of Flower may do without some
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     for command in ("flower-supernode", "flower-superlink", "flwr", *_COMMANDS):
         _entry_point(command)
+    gc.collect()
+    gc.freeze()  # or the first collection in each process copies all memory
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -340,25 +340,31 @@ def _run(argv: list[str], env: dict[str, str], cwd: str) -> int:
     return 0
 
 
+@functools.cache
 def _entry_point(command: str) -> Any:
     (found,) = entry_points(group="console_scripts", name=command)
     return found.load()
 
 
 def _ask_more_often() -> None:
-    """Shorten the pauses of an idle SuperNode to the seconds of an environment variable."""
+    """Shorten Flower's pauses to the seconds of an environment variable.
+
+    These are the pause of an idle SuperNode, and that before a part of a message that has not
+    arrived yet is asked for again.
+    """
     seconds = os.environ.get(POLL_VARIABLE)
     if seconds is None:
         return
-    import time
-    from types import SimpleNamespace
-
     limit = float(seconds)
     module: Any = importlib.import_module("flwr.supernode.start_client_internal")
     if hasattr(module, "time"):  # its own name for the standard module
         brief = SimpleNamespace(**vars(time))
         brief.sleep = lambda seconds: time.sleep(min(seconds, limit))
         module.time = brief
+    module = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
+    defaults = module.pull_objects.__kwdefaults__ or {}
+    if "initial_backoff" in defaults:
+        defaults["initial_backoff"] = limit
 
 
 @contextlib.contextmanager

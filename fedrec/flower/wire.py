@@ -6,6 +6,7 @@ size are checked before memory is taken, and numbers before they are used.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedrec.clients.objective import LocalWork
@@ -118,6 +119,17 @@ def _value(values: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
+def _mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a mapping, which is sent as JSON."""
+    try:
+        mapping = json.loads(_value(values, name, str))
+    except (ValueError, RecursionError) as error:
+        raise UpdateError(f"expected {name} to be JSON") from error
+    if not isinstance(mapping, dict):
+        raise UpdateError(f"expected {name} to be a mapping")
+    return mapping
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """What a client says about itself when it joins, and again with each answer.
@@ -164,13 +176,10 @@ class Card:
         values = _config(message, "card")
         if _value(values, "nonce", str) != nonce:
             raise UpdateError("the answer is to another question (its nonce differs)")
-        try:
-            training = json.loads(_value(values, "training", str))
-        except (ValueError, RecursionError) as error:
-            raise UpdateError("expected training to be JSON") from error
+        training = _mapping(values, "training")
         num_samples = _value(values, "num-samples", int)
-        if not isinstance(training, dict) or not 0 < num_samples < 2**62:
-            raise UpdateError("expected training to be a mapping, num-samples to be positive")
+        if not 0 < num_samples < 2**62:
+            raise UpdateError("expected num-samples to be positive")
         client_id = _value(values, "client-id", str)
         if len(client_id) > 200:
             raise UpdateError("expected client-id to have at most 200 characters")
@@ -305,16 +314,12 @@ class Answer:
         arrays = {"update": array_of(self.update.update)}
         if self.update.buffers is not None:
             arrays["buffers"] = array_of(self.update.buffers)
-        about = ConfigRecord({"round": task.ctx.round, "phase": task.ctx.phase})
-        logged = {name: float(value) for name, value in self.update.metrics.items()}
-        return RecordDict(
-            {
-                "card": card.record(task.nonce),
-                "about": about,
-                "arrays": ArrayRecord(arrays),
-                "logged": MetricRecord({**logged, "_seconds": self.seconds}),
-            }
-        )
+        # One record for all values: Flower sends each by itself, six times on its way.
+        values = card.record(task.nonce)
+        values["round"], values["phase"] = task.ctx.round, task.ctx.phase
+        values["seconds"] = self.seconds
+        values["logged"] = json.dumps({n: float(v) for n, v in self.update.metrics.items()})
+        return RecordDict({"card": values, "arrays": ArrayRecord(arrays)})
 
     @classmethod
     def read(cls, message: Message, task: Task, card: Card) -> Answer:
@@ -335,24 +340,24 @@ class Answer:
             then, now = getattr(card, name), getattr(given, name)
             if then != now:
                 raise UpdateError(f"{name} was {str(then)[:80]} when it joined, is {str(now)[:80]}")
-        about = _config(message, "about")
-        t, phase = _value(about, "round", int), _value(about, "phase", str)
+        values = _config(message, "card")
+        t, phase = _value(values, "round", int), _value(values, "phase", str)
         if (t, phase) != (task.ctx.round, task.ctx.phase):
             raise UpdateError(f"the answer is for another round ({t}, {phase[:20]!r})")
-        record, logged = message.content.get("arrays"), message.content.get("logged")
-        if not isinstance(record, ArrayRecord) or not isinstance(logged, MetricRecord):
-            raise UpdateError("expected records 'arrays' and 'logged'")
+        record = message.content.get("arrays")
+        if not isinstance(record, ArrayRecord):
+            raise UpdateError("expected a record 'arrays'")
         layout = task.ctx.layout
         update, buffers = vector_of(record.get("update"), [layout.num_parameters]), None
         if task.ctx.buffers is not None:
             dtype = str(task.ctx.buffers.dtype).removeprefix("torch.")
             buffers = vector_of(record.get("buffers"), [layout.num_buffers], dtype)
-        values = _numbers(logged)
-        seconds = max(0.0, values.pop("_seconds", 0.0))
+        seconds = _numbers({"seconds": values.get("seconds")})["seconds"]
+        logged = _numbers(_mapping(values, "logged"))
         sent = ClientUpdate(
-            update=update, num_samples=card.num_samples, metrics=values, buffers=buffers
+            update=update, num_samples=card.num_samples, metrics=logged, buffers=buffers
         )
-        return cls(update=sent, seconds=seconds)
+        return cls(update=sent, seconds=max(0.0, seconds))
 
 
 def _numbers(logged: Mapping[str, object]) -> dict[str, float]:
@@ -360,7 +365,11 @@ def _numbers(logged: Mapping[str, object]) -> dict[str, float]:
         raise UpdateError(f"expected at most {_MOST_LOGGED} logged values, but got {len(logged)}")
     values = {}
     for name, value in logged.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or len(name) > 200:
+        number = math.nan
+        if isinstance(value, (int, float)) and len(name) <= 200:
+            with contextlib.suppress(OverflowError):  # an integer may have any number of digits
+                number = float(value)
+        if not math.isfinite(number):
             raise UpdateError(f"expected {name[:50]!r} to be one finite number")
-        values[name] = float(value)
+        values[name] = number
     return values

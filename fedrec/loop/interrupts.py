@@ -1,4 +1,4 @@
-"""Ending a run cleanly between rounds when the user or the system asks for it."""
+"""Ending a run cleanly when the user or the system asks for it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ class StopRequest:
 
 
 @contextmanager
-def stop_between_rounds() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second one acts at once.
+def stop_between_rounds(*, at_once: bool = False) -> Iterator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request; a second one acts as if there was no run.
+
+    Args:
+        at_once: Obey the request where it arrives, as a round may wait for clients for hours.
 
     Yields:
         The request; call its `obey` between rounds.
@@ -51,6 +54,8 @@ def stop_between_rounds() -> Iterator[StopRequest]:
     def handle(number: int, frame: FrameType | None) -> None:
         request.signal = number
         restore()
+        if at_once:
+            request.obey("during a round", "The rounds before it are stored.")
 
     def restore() -> None:
         for number, handler in previous.items():

@@ -73,7 +73,8 @@ class FederatedLoop:
         deterministic: Make torch refuse operations that are not deterministic.
         fast_dev_run: Do only 3 rounds (or this many) and write no file.
         checkpoint_every: Seconds between checkpoints of a recovery, and, while recording, of an
-            aggregation rule that has a memory.
+            aggregation rule that has a memory. A recovery from live clients stores one after each
+            round in which it has asked them, too.
         num_threads: Threads that torch computes with on a CPU; `None` for one thread if the model
             has fewer than 20,000 parameters (starting several would take longer than the work) or
             clients are in several shards, and torch's own choice otherwise.
@@ -237,7 +238,8 @@ class FederatedLoop:
             ConfigurationError: If the history holds another recording, or the recording is to stop
                 on detection without a detector.
             UpdateError: If a client's update is not finite and `on_bad_update="raise"`.
-            KeyboardInterrupt: After Ctrl-C, between two rounds; everything done is stored.
+            KeyboardInterrupt: After Ctrl-C, between two rounds, and with live clients in the middle
+                of one; every round done is stored.
         """
         max_rounds, server_lr = check_recording(
             max_rounds=max_rounds,
@@ -314,7 +316,8 @@ class FederatedLoop:
             ConfigurationError: If arguments, federation and recording do not fit together.
             HistoryError: If the history cannot be read.
             RecoveryError: If the method cannot go on.
-            KeyboardInterrupt: After Ctrl-C, between two rounds, with a checkpoint.
+            KeyboardInterrupt: After Ctrl-C, between two rounds, with a checkpoint; with live
+                clients in the middle of one.
         """
         max_rounds, server_lr = check_recovery(
             max_rounds=max_rounds,

@@ -108,7 +108,7 @@ class Recording:
         runtime.announce(self.execution, recording_bytes(num_clients, layout.num_parameters))
         runtime.call("on_record_start", self.max_rounds, first)
         try:
-            with stop_between_rounds() as stop:
+            with stop_between_rounds(at_once=self.engine.executor.live) as stop:
                 for t in range(first, self.max_rounds):
                     if self._decided():
                         break

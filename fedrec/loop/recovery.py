@@ -137,15 +137,16 @@ class Recovery:
     ) -> tuple[Tensor, float]:
         """Do the rounds from `first` on; return the final weights and the seconds spent."""
         saved, every = time.monotonic(), self.runtime.settings.checkpoint_every
+        live = self.engine.executor.live
         self.reader = RoundReader(self.view, [t for t in steps if t >= first], self.runtime.device)
         try:
-            with stop_between_rounds() as stop:
+            with stop_between_rounds(at_once=live) as stop:
                 for t in steps:
                     if t < first:
                         continue
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
-                    due = time.monotonic() - saved >= every
+                    due = time.monotonic() - saved >= every or (live and self.meter.asked > 0)
                     ranks = self.runtime.ranks
                     signal, due = ranks.agree(t, weights, stop=stop.signal, save=due)
                     if signal or due:

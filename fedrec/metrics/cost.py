@@ -221,6 +221,29 @@ class CostLedger:
             )
         }
 
+    def from_scratch(self) -> dict[str, tuple[int, int, float]]:
+        """Return, for each client, what training from scratch would have cost it.
+
+        That is $T_i$ requests, each of which costs what one to the same client has cost here, on
+        average; for a client that was never asked, what one to any client has.
+
+        Returns:
+            Requests, bytes and seconds, as in `by_client`.
+
+        Examples:
+            >>> ledger = CostLedger({"a": 8, "b": 4})
+            >>> ledger.add("a", 0, "warmup", num_bytes=100, seconds=0.5)
+            >>> ledger.from_scratch()
+            {'a': (8, 800, 4.0), 'b': (4, 400, 2.0)}
+        """
+        spent, costs = self.by_client(), {}
+        every = (len(self), self.total_bytes(), self.total_seconds())
+        for client_id, total in self.num_rounds.items():
+            count, num_bytes, seconds = spent[client_id] if spent[client_id][0] else every
+            times = total / max(count, 1)
+            costs[client_id] = (total, round(times * num_bytes), times * seconds)
+        return costs
+
     def to_pandas(self) -> pd.DataFrame:
         """Return a `DataFrame` with one row per entry, in the order they were added.
 

@@ -13,6 +13,7 @@ from fedrec.exceptions import ConfigurationError, expected
 from fedrec.loop.plan import plan_text
 from fedrec.recipe.step_results import method_result
 from fedrec.recipe.tables import POISONED
+from fedrec.report.costs import costs_table
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis
 from fedrec.report.html import breakable, note, number, table
 from fedrec.report.looks import SCALES, axis_name, looks_of, require_matplotlib
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "compare", "detection_html", "ledger_html", "result_html", "summary"]
 
-# Clients whose scores are listed.
+# Clients whose scores and costs are listed.
 _SHOWN = 20
 
 
@@ -283,7 +284,7 @@ def result_html(result: RunResult) -> str:
 
 
 def ledger_html(ledger: CostLedger) -> str:
-    """Return a ledger as HTML: what clients were asked for, by reason."""
+    """Return a ledger as HTML: what clients were asked for, by reason and by client."""
     entries = ledger.state_dict()["rows"]
     shown = []
     for i, (reason, rounds) in enumerate(ledger.exact_rounds_by_reason().items()):
@@ -299,7 +300,15 @@ def ledger_html(ledger: CostLedger) -> str:
         low, high = percent(min(cp.values())), percent(max(cp.values()))
         saved = f"ACP {percent(ledger.acp())} %, CP {low} to {high} %"
     text = f"<p>{len(ledger.num_rounds)} clients: {saved}.</p>"
-    return _framed(text + (_table("Costs by reason", heads, shown) if shown else ""))
+    if not shown:
+        return _framed(text)
+    by_client = costs_table(ledger)
+    listed = [[escape(client), *cells] for client, *cells in by_client.rows]
+    more = len(listed) - 1 - _SHOWN
+    rest = note(f"And {more} more clients.") if more > 0 else ""
+    shorter = [*listed[:-1][:_SHOWN], listed[-1]]
+    clients = _table("Costs by client", by_client.heads, shorter)
+    return _framed(text + _table("Costs by reason", heads, shown) + clients + rest)
 
 
 def detection_html(detection: Detection) -> str:

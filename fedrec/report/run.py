@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.loop.logs import read_metrics
+from fedrec.metrics import CostLedger
 from fedrec.metrics.estimate_errors import EstimateError, read_estimate_errors
 from fedrec.recipe.results import is_reference
 from fedrec.recipe.schema import folder_name, label_of
@@ -84,6 +86,15 @@ class Run:
         """Return the CP, a fraction, of every client that remains in a recovery."""
         stored = self._json(f"recover/{folder_name(method)}/result.json", {})
         return dict(stored.get("result", {}).get("cp", {}))
+
+    def costs(self, method: str) -> dict[str, tuple[int, int, float]]:
+        """Return requests, bytes and seconds of every client in a recovery's ledger."""
+        path = self.folder / "recover" / folder_name(method) / "ledger.csv"
+        if not path.exists():
+            return {}
+        with path.open(newline="", encoding="utf-8") as file:
+            clients = list(dict.fromkeys(row["client_id"] for row in csv.DictReader(file)))
+        return CostLedger.from_csv(path, dict.fromkeys(clients, 0)).by_client()
 
     def estimate_errors(self, method: str) -> list[EstimateError]:
         """Return the errors of a recovery's estimates that were compared with exact updates."""

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from fedrec.metrics.estimate_errors import EstimateError
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, value_bars
+from fedrec.report.costs import table_of_costs
 from fedrec.report.curves import Series, line_chart, line_key, linear_axis, log_axis
 from fedrec.report.html import breakable, facts, note, number, section, table
 from fedrec.report.run import REFERENCE, Run
@@ -69,6 +70,7 @@ def sections(run: Run, styles: Mapping[str, str]) -> str:
         *(section(title, _curves(run, figure, styles)) for figure, title in CURVES.items()),
         section("What recovery costs clients, by reason", _cost(run)),
         section("Cost saving over clients", _savings(run, styles)),
+        section("What recovery costs each client", _clients(run)),
         section("Estimated against exact updates", _estimates(run, styles)),
         section("Detection", _detection(run)),
         section("History", _history(run)),
@@ -216,6 +218,30 @@ def _savings(run: Run, styles: Mapping[str, str]) -> str:
         drawn
         + listed
         + note("How many of the remaining clients were spared which part of their rounds (CP).")
+    )
+
+
+def _clients(run: Run) -> str:
+    """Return a table of what each client was asked for, for each method that asks."""
+    reference = run.reference
+    scratch = {} if reference is None else run.costs(reference["name"])
+    blocks = []
+    for method in run.methods:
+        spent = run.costs(method["name"])
+        if not spent or method is reference:
+            continue
+        # Clients that were spared everything are listed, too.
+        spent = {c: spent.get(c, (0, 0, 0.0)) for c in {**scratch, **spent}}
+        heads, rows = table_of_costs(spent, scratch)
+        name = escape(method["name"])
+        cells = [[escape(client), *rest] for client, *rest in rows]
+        listed = table(f"Costs by client of {method['name']}", heads, cells)
+        blocks.append(f"<details><summary>{name}</summary>{listed}</details>")
+    if not blocks:
+        return ""
+    return "".join(blocks) + note(
+        "Requests to each client, and what it received and sent; seconds where clients are live, "
+        "as they say."
     )
 
 

@@ -135,7 +135,6 @@ def make_loop(tmp_path: Any) -> Callable[..., FederatedLoop]:
             executor=executor,
             default_root_dir=tmp_path,
             enable_progress_bar=False,
-            checkpoint_every=0,
             **settings,
         )
 

@@ -125,8 +125,8 @@ def lying_header(array: Array) -> Array:
             changed("arrays", "update", lambda a: Array(a.dtype, a.shape, "pickle", a.data)),
             "expected an array of shape",
         ),
-        (changed("about", "round", lambda t: t - 1), "for another round"),
-        (changed("about", "phase", lambda phase: "recover"), "for another round"),
+        (changed("card", "round", lambda t: t - 1), "for another round"),
+        (changed("card", "phase", lambda phase: "recover"), "for another round"),
         (changed("card", "client-id", lambda c: "client-0"), "of another client"),
         (changed("card", "nonce", lambda n: "0" * 32), "another question"),
         (changed("card", "num-samples", lambda n: 10 * n), "num_samples was"),
@@ -134,7 +134,10 @@ def lying_header(array: Array) -> Array:
         (changed("card", "fingerprint", lambda f: "0" * 32), "fingerprint was"),
         (changed("card", "training", lambda t: '{"batch_size": 1}'), "training was"),
         (changed("card", "training", lambda t: "[" * 9000), "expected training to be JSON"),
-        (changed("logged", "_seconds", lambda s: float("inf")), "one finite number"),
+        (changed("card", "seconds", lambda s: float("inf")), "one finite number"),
+        (changed("card", "logged", lambda s: '{"loss": NaN}'), "one finite number"),
+        (changed("card", "logged", lambda s: '{"loss": 1' + 400 * "0" + "}"), "one finite number"),
+        (changed("card", "logged", lambda s: "[1.0]"), "expected logged to be a mapping"),
         (lambda m, r: [Message(RecordDict(), reply_to=m)], "expected a record"),
     ],
 )
@@ -327,6 +330,17 @@ def test_a_client_with_another_model_is_not_let_in(grid: Any) -> None:
     executor = FlowerExecutor(grid, timeout=0.5)
     with pytest.raises(ConfigurationError, match="have another model than the server"):
         executor.join(MLP(in_features=64, hidden=(8,)), num_clients=4)
+
+
+def test_a_node_that_does_not_answer_is_asked_again(grid: Any) -> None:
+    node = grid.find("client-2")
+    node.silent = True
+    executor = FlowerExecutor(grid, timeout=0.01)
+    with pytest.raises(ConfigurationError, match=r"3 are there.*it has not said yet who it is"):
+        executor.join(MLP(in_features=64), num_clients=4, timeout=0.5)
+    node.silent = False
+    assert len(executor.join(MLP(in_features=64), num_clients=4, timeout=60)) == 4
+    assert not executor.nodes.refused
 
 
 def test_too_few_clients_are_an_error_that_names_those_there(grid: Any) -> None:

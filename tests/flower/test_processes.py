@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,8 +18,9 @@ import torch
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg
+from fedrec.cli.main import main
 from fedrec.flower import LocalFederation
-from fedrec.flower.credentials import make_certificates
+from fedrec.flower.credentials import make_certificates, make_node_key
 from fedrec.history import LMDBHistory, MemoryHistory
 
 APP = Path(__file__).parent / "app"
@@ -26,16 +28,13 @@ sys.path.insert(0, str(APP))
 from tried_client import make_data, make_module  # noqa: E402
 from tried_server import METHOD  # noqa: E402
 
-# They start a dozen processes each, which is slow on a busy machine.
+# They start a dozen processes each, which is slow on a busy machine: this ends one that hangs.
 pytestmark = pytest.mark.timeout(1800)
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(6000):
-        if condition():
-            return
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
         time.sleep(0.05)
-    pytest.fail(f"did not happen: {what}")
 
 
 class Tried:
@@ -76,13 +75,13 @@ class Tried:
 
     def wait_for_round(self, phase: str, t: int) -> None:
         """Wait until some client has been asked in a round."""
-        wait_until(lambda: any(r == t for r, _ in self.asked(phase)), f"{phase} round {t}")
+        wait_until(lambda: any(r == t for r, _ in self.asked(phase)))
 
     def kill_server(self) -> None:
         """Kill the process of the ServerApp."""
         pid = int((self.folder / "server.pid").read_text())
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server is gone")
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
     def weights(self, mode: str) -> torch.Tensor:
         weights: torch.Tensor = torch.load(self.folder / f"{mode}.pt", weights_only=True)
@@ -101,11 +100,40 @@ def in_process(ids: Sequence[str], rounds: int, excluded: Sequence[str]) -> list
     return [recorded.global_weights, recovered.global_weights]
 
 
-def test_a_round_over_tls_equals_one_in_this_process(tmp_path: Path) -> None:
+def test_over_tls_known_nodes_do_what_one_process_does_and_others_stay_out(tmp_path: Path) -> None:
+    """A node that does not trust the server's certificate stays out; so does an unknown key."""
     ids = ["client-0", "client-1"]
     with Tried(tmp_path, ids) as tried:
-        tried.federation.wait(tried.submit("record", rounds=2))
-    torch.testing.assert_close(tried.weights("record"), in_process(ids, 2, [])[0], atol=0, rtol=0)
+        federation = tried.federation
+        make_certificates(tmp_path / "other")
+        federation.start_node("client-2", root_certificates=tmp_path / "other" / "ca.pem")
+        federation.keys["client-3"] = make_node_key(federation.folder / "keys" / "client-3")
+        federation.start_node("client-3")  # not registered, as it has a key already
+        federation.wait(tried.submit("record", rounds=2))
+        said = {"client-2": "CERTIFICATE_VERIFY_FAILED", "client-3": "Failed to activate SuperNode"}
+        for client_id, text in said.items():
+            assert federation.process(client_id).wait() == 1
+            assert text in (federation.folder / f"{client_id}.log").read_text()
+    assert tried.asked("record") == {(t, c): 1 for t in (0, 1) for c in ids}
+    assert torch.equal(tried.weights("record"), in_process(ids, 2, [])[0])
+
+
+@pytest.mark.live
+def test_a_new_project_passes_its_tests(tmp_path: Path) -> None:
+    """Among them: start.py ends with 0 only if live and rehearsed bits are equal."""
+    assert main(["new", str(tmp_path / "of_mine"), "--flower", "-q"]) == 0
+    pytest_of_its_own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    paths = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        pytest_of_its_own,
+        cwd=tmp_path / "of_mine",
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("..")
 
 
 @pytest.mark.live
@@ -161,41 +189,27 @@ def test_clients_that_lie_fail_or_are_late_are_refused_by_name(tmp_path: Path) -
     how = {"client-1": "shape", "client-2": "nan", "client-3": "round", "client-4": "other"}
     ids = [f"client-{i}" for i in range(6)]
     with Tried(tmp_path, ids, {**how, "client-5": "late"}) as tried:
-        tried.federation.wait(tried.submit("record", rounds=1, timeout=20.0))
+        tried.federation.wait(tried.submit("record", rounds=1, timeout=60.0))
         with LMDBHistory(tmp_path / "history") as history:
             refused = dict(history.read_round(0).refused)
             assert history.read_round(0).client_ids == ("client-0",)
     said = ("expected an array of shape", "NaN or infinity", "another round", "another client")
     for client_id, reason in zip(how, said, strict=True):
         assert reason in refused[client_id]
-    assert refused["client-5"] == "no answer within 20 seconds"
+    assert refused["client-5"] == "no answer within 60 seconds"
 
 
 @pytest.mark.live
 def test_a_client_that_left_for_good_is_dropped_from_the_recovery(tmp_path: Path) -> None:
     ids, remaining = [f"client-{i}" for i in range(3)], ["client-0", "client-1"]
-    with Tried(tmp_path, ids) as tried:
+    with Tried(tmp_path, ids, {"client-1": "hang"}) as tried:
         tried.federation.wait(tried.submit("record", rounds=6))
         run = tried.submit("recover", remaining, reconnect=1.0)
-        tried.wait_for_round("recover", 0)
+        wait_until(lambda: (1, "client-1") in tried.asked("recover"))
         tried.federation.process("client-1").kill(signal.SIGTERM)
         tried.federation.wait(run)
     assert tried.weights("recover").isfinite().all()
-    last = max(t for t, c in tried.asked("recover") if c == "client-1")
-    assert last < 5 == max(t for t, c in tried.asked("recover") if c == "client-0")
-
-
-@pytest.mark.live
-def test_nodes_with_a_wrong_certificate_or_an_unknown_key_stay_out(tmp_path: Path) -> None:
-    make_certificates(tmp_path / "other")
-    with Tried(tmp_path, ["client-0"]) as tried:
-        federation = tried.federation
-        federation.start_node("client-1", root_certificates=tmp_path / "other" / "ca.pem")
-        log = tmp_path / "federation" / "client-1.log"
-        wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), "TLS is refused")
-        federation.kill("client-1")
-        (tmp_path / "federation" / "keys" / "client-1").unlink()
-        federation.start_node("client-1")  # with a key that the SuperLink does not know
-        wait_until(lambda: federation.process("client-1").poll() is not None, "it is sent away")
-        federation.wait(tried.submit("record", rounds=1))
-    assert set(tried.asked("record")) == {(0, "client-0")}
+    asked = tried.asked("recover")
+    assert {t for t, c in asked if c == "client-1"} == {0, 1}
+    # Three rounds of warm-up, one correction (5 would be the next), the final one.
+    assert {t for t, c in asked if c == "client-0"} >= {0, 1, 2, 5}

@@ -41,16 +41,17 @@ _bits: Any = intrinsic(_generate_bits)
 
 
 def _combine(  # type: ignore[no-untyped-def]
-    updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out, largest, first, last
-):
-    d, num_pairs = updates.shape[1], own.shape[1]
-    for i in range(first, last):
-        highest, client = np.int32(0), clients[i]
-        for start in range(0, d, _WIDTH):
-            stop = min(start + _WIDTH, d)
-            row, x = out[i, start:stop], v[start:stop]
-            read, a = updates[i, start:stop], sigma[i]
-            highest_here = np.int32(0)
+    updates, anchors, recorded, weight, anchored, vectors, which, sigma, pool, slots, of_pool,
+    delta_g, clients, own, out, largest, first, last,
+):  # fmt: skip
+    d, num_pairs = vectors.shape[1], own.shape[1]
+    for number in range(first, last):
+        start = number * _WIDTH
+        stop = min(start + _WIDTH, d)
+        for i in range(len(clients)):
+            client = clients[i]
+            row, read, x = out[i, start:stop], updates[i, start:stop], vectors[which[i], start:stop]
+            a, highest = sigma[i], np.int32(0)
             for n in range(0, num_pairs, _PAIRS):
                 # Without a second pair, the first is taken twice, the second time with nothing.
                 m = min(n + 1, num_pairs - 1)
@@ -59,15 +60,28 @@ def _combine(  # type: ignore[no-untyped-def]
                 z0, z1 = delta_g[client, n, start:stop], delta_g[client, m, start:stop]
                 b0, b1 = of_pool[i, n], of_pool[i, m] * more
                 c0, c1 = own[i, n], own[i, m] * more
-                highest_here = np.int32(0)
-                for j in range(stop - start):
-                    terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
-                    value = read[j] + terms
-                    row[j] = value
-                    highest_here = max(highest_here, _bits(value) & _MAGNITUDE)
-                read, a = row, np.float32(0)
-            highest = max(highest, highest_here)
-        largest[i] = highest
+                highest = np.int32(0)
+                # Three loops, since one that might read what it writes is not vectorized.
+                if n > 0:
+                    for j in range(stop - start):
+                        terms = b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
+                        value = row[j] + terms
+                        row[j] = value
+                        highest = max(highest, _bits(value) & _MAGNITUDE)
+                elif anchored:
+                    anchor, then = anchors[client, start:stop], recorded[client, start:stop]
+                    for j in range(stop - start):
+                        terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
+                        value = anchor[j] + weight * (read[j] - then[j]) + terms
+                        row[j] = value
+                        highest = max(highest, _bits(value) & _MAGNITUDE)
+                else:
+                    for j in range(stop - start):
+                        terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
+                        value = read[j] + terms
+                        row[j] = value
+                        highest = max(highest, _bits(value) & _MAGNITUDE)
+            largest[number, i] = highest
 
 
 _VECTOR, _MATRIX, _PAIRS_OF_ALL = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
@@ -79,8 +93,9 @@ def compiled() -> dict[str, Callable[..., None]]:
     """Compile everything, or load it from numba's cache; return it by name."""
     signatures: dict[Any, str] = {
         _combine: (
-            f"void({_MATRIX}, {_VECTOR}, {_VECTOR}, {_MATRIX}, {_INDICES}, {_MATRIX}, "
-            f"{_PAIRS_OF_ALL}, {_INTEGERS}, {_MATRIX}, {_MATRIX}, int32[::1], int64, int64)"
+            f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, float32, boolean, {_MATRIX}, {_INTEGERS}, "
+            f"{_VECTOR}, {_MATRIX}, {_INDICES}, {_MATRIX}, {_PAIRS_OF_ALL}, {_INTEGERS}, "
+            f"{_MATRIX}, {_MATRIX}, int32[:, ::1], int64, int64)"
         ),
     }
     return compile_all(signatures, FAST)
@@ -88,7 +103,8 @@ def compiled() -> dict[str, Callable[..., None]]:
 
 def combine(
     updates: _Float32,
-    v: _Float32,
+    vectors: _Float32,
+    which: _Int64,
     sigma: _Float32,
     pool: _Float32,
     slots: _Int64,
@@ -98,14 +114,17 @@ def combine(
     own: _Float32,
     out: _Float32,
     num_threads: int,
+    anchors: tuple[_Float32, _Float32, float] | None = None,
 ) -> _Float32:
-    """Write `updates + sigma * v + of_pool @ pool[slots] + own @ delta_g`, client by client.
+    """Write `updates + sigma * vectors[which] + of_pool @ pool[slots] + own @ delta_g`.
 
-    All arrays are C-contiguous.
+    A block of columns after the other, so that what clients share is read once. All arrays are
+    C-contiguous.
 
     Args:
         updates: Shape (k, d).
-        v: A vector of all clients, shape (d,).
+        vectors: Vectors that clients share, shape (g, d).
+        which: The one of each row, shape (k,).
         sigma: Its coefficients, shape (k,).
         pool: Vectors that clients share, shape (b, d).
         slots: Which of them are a client's, shape (k, s).
@@ -114,13 +133,19 @@ def combine(
         clients: Which client each row is, shape (k,).
         own: Their coefficients, shape (k, s).
         out: Shape (k, d), written.
-        num_threads: Threads to share the rows; the result does not depend on it.
+        num_threads: Threads to share the columns; the result does not depend on it.
+        anchors: Of all clients, vectors a and r of shape (c, d), and a number b: it starts from
+            `a + b * (updates - r)` in place of `updates`.
 
     Returns:
         The largest magnitude of each row of `out`, shape (k,); NaN where there is one.
     """
     kernel = compiled()["_combine"]
-    largest = np.empty(len(updates), np.int32)
-    arrays = (updates, v, sigma, pool, slots, of_pool, delta_g, clients, own, out, largest)
-    share(lambda part: kernel(*arrays, *part), len(updates), num_threads)
-    return largest.view(np.float32)
+    a, r, weight = (updates, updates, 0.0) if anchors is None else anchors
+    blocks = -(-vectors.shape[1] // _WIDTH)
+    largest = np.empty((blocks, len(updates)), np.int32)
+    arrays = (vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own, out, largest)
+    start = (updates, a, r, weight, anchors is not None)
+    share(lambda part: kernel(*start, *arrays, *part), blocks, num_threads)
+    highest: _Float32 = largest.max(axis=0).view(np.float32)
+    return highest

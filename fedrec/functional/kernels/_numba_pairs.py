@@ -17,8 +17,6 @@ __all__ = ["compiled", "dots", "push"]
 
 # Columns that are added up in float32, before they are in float64.
 _WIDTH = 4096
-# Rows that are multiplied with a vector at a time.
-_ROWS = 4
 
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
@@ -40,35 +38,19 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
-def _dots(matrix, rows, v, out, first, last):  # type: ignore[no-untyped-def]
-    for i in range(first, last, _ROWS):
-        end = len(rows) - 1  # the last row may be taken several times
-        r0, r1, r2, r3 = (
-            rows[i],
-            rows[min(i + 1, end)],
-            rows[min(i + 2, end)],
-            rows[min(i + 3, end)],
-        )
-        t0, t1, t2, t3 = 0.0, 0.0, 0.0, 0.0
-        for start in range(0, len(v), _WIDTH):
-            stop = min(start + _WIDTH, len(v))
-            x = v[start:stop]
-            y0, y1 = matrix[r0, start:stop], matrix[r1, start:stop]
-            y2, y3 = matrix[r2, start:stop], matrix[r3, start:stop]
-            p0, p1, p2, p3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-            for j in range(stop - start):
-                p0 += y0[j] * x[j]
-                p1 += y1[j] * x[j]
-                p2 += y2[j] * x[j]
-                p3 += y3[j] * x[j]
-            t0 += float(p0)
-            t1 += float(p1)
-            t2 += float(p2)
-            t3 += float(p3)
-        # One by one: numba takes seconds to compile a slice that is assigned to.
-        for k, total in enumerate((t0, t1, t2, t3)):
-            if i + k < len(rows):
-                out[i + k] = total
+def _dots(matrix, rows, vectors, which, parts, first, last):  # type: ignore[no-untyped-def]
+    d = vectors.shape[1]
+    for number in range(first, last):
+        start = number * _WIDTH
+        stop = min(start + _WIDTH, d)
+        for i in range(len(rows)):
+            y = matrix[rows[i], start:stop]
+            for k in range(which.shape[1]):
+                x = vectors[which[i, k], start:stop]
+                part: Any = np.float32(0)
+                for j in range(stop - start):
+                    part += y[j] * x[j]
+                parts[number, i, k] = part
 
 
 def _push(  # type: ignore[no-untyped-def]
@@ -102,7 +84,10 @@ _MATRIX, _VECTOR, _INTEGERS = "float32[:, ::1]", "float32[::1]", "int64[::1]"
 def compiled() -> dict[str, Callable[..., None]]:
     """Compile everything, or load it from numba's cache; return it by name."""
     signatures: dict[Any, str] = {
-        _dots: f"void({_MATRIX}, {_INTEGERS}, {_VECTOR}, float64[::1], int64, int64)",
+        _dots: (
+            f"void({_MATRIX}, {_INTEGERS}, {_MATRIX}, int64[:, ::1], float64[:, :, ::1], "
+            "int64, int64)"
+        ),
         _push: (
             f"void({_MATRIX}, {_MATRIX}, {_VECTOR}, {_MATRIX}, int64[:, ::1], float64, boolean, "
             f"float32[:, :, ::1], {_INTEGERS}, {_INTEGERS}, float64[:, ::1], float64[:, ::1], "
@@ -112,28 +97,27 @@ def compiled() -> dict[str, Callable[..., None]]:
     return compile_all(signatures, FAST)
 
 
-def dots(matrix: _Float32, rows: _Int64, v: _Float32, num_threads: int) -> _Float64:
-    """Return the products of these rows with a vector, summed in float64 block by block.
+def dots(
+    matrix: _Float32, rows: _Int64, vectors: _Float32, which: _Int64, num_threads: int
+) -> _Float64:
+    """Return the products of rows with some vectors each, summed in float64 block by block.
 
     Args:
         matrix: C-contiguous, shape (n, d).
         rows: Shape (k,).
-        v: Shape (d,).
-        num_threads: Threads to share the rows; the result does not depend on it.
+        vectors: C-contiguous, shape (g, d).
+        which: The vectors of each row, shape (k, q).
+        num_threads: Threads to share the columns; the result does not depend on it.
 
     Returns:
-        Shape (k,).
+        Shape (k, q).
     """
     kernel = compiled()["_dots"]
-    out = np.empty(len(rows), np.float64)
-
-    def work(part: tuple[int, int]) -> None:
-        # Bounds on whole groups, so that they do not depend on the number of threads.
-        first, last = (min(groups * _ROWS, len(rows)) for groups in part)
-        kernel(matrix, rows, v, out, first, last)
-
-    share(work, -(-len(rows) // _ROWS), num_threads)
-    return out
+    blocks = -(-vectors.shape[1] // _WIDTH)
+    parts = np.empty((blocks, *which.shape), np.float64)
+    share(lambda part: kernel(matrix, rows, vectors, which, parts, *part), blocks, num_threads)
+    total: _Float64 = parts.sum(axis=0)
+    return total
 
 
 def push(

@@ -93,14 +93,13 @@ class AnchoredLBFGS(Estimator):
         self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
-        self._anchors = self._exact = self._recorded = self._estimates = torch.empty(0)
+        self._anchors = self._exact = self._recorded = torch.empty(0)
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
         """Make room on the device of the weights."""
         c, d = len(self._rows), weights.numel()
         self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
-        self._estimates = weights.new_empty(c, d)
         if self.curvature_weight != 0:
             self._pairs = ClientPairs(c, self.buffer_size, d, weights.device)
 
@@ -121,15 +120,17 @@ class AnchoredLBFGS(Estimator):
         if not len(self._anchors):
             self._allocate(global_weights)
         rows = self._rows_of(record)
-        filtered = reason == "correction" and self.gain != 1
+        ages = record.round - self._round[rows]
+        gains = torch.ones(len(rows))
+        if reason == "correction":
+            gains = 2 / (ages + 1) if isinstance(self.gain, str) else gains * self.gain
+        gains[self._round[rows] < 0] = 1
         if reason in ("warmup", "correction"):
-            self._learn(record, exact, global_weights, rows, filtered)
-        known = self._round[rows] >= 0
-        new = (~known if filtered else torch.ones_like(known)).nonzero().flatten()
-        if len(new):
-            self._anchors[_index(rows[new], exact.device)] = exact[_index(new, exact.device)]
-        at = _index(rows, exact.device)
-        self._exact[at], self._recorded[at] = exact, record.updates
+            self._learn(record, exact, global_weights, rows, gains)
+        else:
+            at = _index(rows, exact.device)
+            self._anchors[at] = self._exact[at] = exact
+            self._recorded[at] = record.updates
         self._round[rows] = record.round
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
         self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
@@ -145,13 +146,26 @@ class AnchoredLBFGS(Estimator):
             )
 
     def _learn(
-        self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, filtered: bool
+        self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
     ) -> None:
-        """Set the weights from the changes since the last anchors, and move these if `filtered`."""
-        found = torch.zeros(4, 4, dtype=torch.float64)
+        """Set the weights from the changes since the last anchors, and move these by `gains`."""
+        known = self._round[rows] >= 0
+        move = self._move
+        if bool(known.any()) and self._compiles(len(rows)):
+            move = self._compiled_move
+        products = move(record, exact, weights, rows, gains)[known]
+        # Without clients of which a product overflowed.
+        self._regress(products[torch.isfinite(products).all(dim=2).all(dim=1)].sum(dim=0))
+
+    def _move(
+        self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
+    ) -> Tensor:
+        """Move anchors; return products of changes now and then and of those by H, (k, 4, 4)."""
+        products = torch.zeros(len(rows), 4, 4, dtype=torch.float64)
         beta, gamma = self._beta, self._gamma
         error = exact.new_tensor([1, -beta, -gamma, beta * gamma])
         zeros = vectors = exact.new_empty(0)
+        moved = gains < 1
         for x, y, group in self._changes(record, weights, rows):
             clients, here = rows[group], _index(group, exact.device)
             at, k = _index(clients, exact.device), len(group)
@@ -163,17 +177,57 @@ class AnchoredLBFGS(Estimator):
             if self._pairs is not None:
                 block[:, 2] = self._pairs.estimate(zeros[:k], x, clients).updates
                 block[:, 3] = self._pairs.estimate(zeros[:k], y, clients).updates
-            products = torch.stack([one @ one.mT for one in block]).cpu().double()
-            # Without clients of which a product overflowed.
-            found += products[torch.isfinite(products).all(dim=2).all(dim=1)].sum(dim=0)
-            if filtered:
+            products[group] = torch.stack([one @ one.mT for one in block]).cpu().double()
+            if bool(moved[group].all()):
                 errors = error @ block
                 errors += self._exact[at]  # with what the last filter took off
                 errors -= self._anchors[at]
-                ages = (record.round - self._round[clients]).to(errors)[:, None]
-                gains = 2 / (ages + 1) if isinstance(self.gain, str) else self.gain
-                self._anchors[at] = exact[here] - errors.mul_(1 - gains)
-        self._regress(found)
+                rest = (1 - gains[group]).to(errors)[:, None]
+                self._anchors[at] = exact[here] - errors.mul_(rest)
+        new = (~moved).nonzero().flatten()
+        if len(new):
+            self._anchors[_index(rows[new], exact.device)] = exact[_index(new, exact.device)]
+        at = _index(rows, exact.device)
+        self._exact[at], self._recorded[at] = exact, record.updates
+        return products
+
+    def _compiled_move(
+        self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
+    ) -> Tensor:
+        """Do what `_move` does in one pass that is compiled by numba."""
+        from fedrec.functional.kernels import _numba_anchors
+
+        assert self._pairs is not None
+        known, which = self._known_rounds(rows)
+        changes = weights.new_empty(len(known), 2, len(weights))
+        for (x, y), t in zip(changes, known, strict=True):
+            now, then = self._models[t]
+            torch.sub(weights, now, out=x)
+            torch.sub(record.global_weights, then, out=y)
+        vectors, which = changes.flatten(0, 1), 2 * which[:, None] + torch.arange(2)
+        sigma, p, _ = self._pairs.coefficients(vectors, which, rows)
+        p, s = -p.float(), self.buffer_size
+        products = _numba_anchors.move(
+            exact=exact.contiguous().numpy(),
+            updates=record.updates.contiguous().numpy(),
+            anchors=self._anchors.numpy(),
+            last=self._exact.numpy(),
+            recorded=self._recorded.numpy(),
+            clients=rows.numpy(),
+            vectors=vectors.numpy(),
+            which=which.numpy(),
+            sigma=sigma.float().numpy(),
+            pool=self._pairs.pool.numpy(),
+            slots=self._pairs.slot[rows].numpy(),
+            of_pool=p[:, :, s:].contiguous().numpy(),
+            delta_g=self._pairs.delta_g.numpy(),
+            own=p[:, :, :s].contiguous().numpy(),
+            beta=self._beta,
+            gamma=self._gamma,
+            gains=gains.numpy(),
+            num_threads=torch.get_num_threads(),
+        )
+        return torch.from_numpy(products)
 
     def _regress(self, found: Tensor) -> None:
         """Set the weights by products of changes now and then and of those by H, shape (4, 4)."""
@@ -198,22 +252,42 @@ class AnchoredLBFGS(Estimator):
         """Estimate from the anchors; a client that was never asked has no estimate."""
         rows = self._rows_of(record)
         usable = self._round[rows] >= 0
-        if not len(self._estimates):
+        if not bool(usable.any()):
             return Estimates(record.updates, largest_magnitudes(record.updates), usable)
-        updates = self._estimates[: len(rows)]
+        beta, gamma = self._beta, self._gamma
+        if self._compiles(len(rows)):
+            assert self._pairs is not None
+            known, which = self._known_rounds(rows)
+            vectors = global_weights.new_empty(len(known), len(global_weights))
+            for v, t in zip(vectors, known, strict=True):
+                now, then = self._models[t]
+                torch.sub(global_weights, now, out=v)
+                v.sub_(record.global_weights - then, alpha=beta).mul_(gamma)
+            anchors = self._anchors, self._recorded, beta
+            found = self._pairs.combined(record.updates, vectors, which, rows, anchors)
+            return found._replace(usable=usable)
+        updates, device = torch.empty_like(record.updates), global_weights.device
         largest = torch.full((len(rows),), float("nan"))
-        beta, device = self._beta, global_weights.device
         for x, y, group in self._changes(record, global_weights, rows):
             clients, here = rows[group], _index(group, device)
             at = _index(clients, device)
             part = torch.add(self._anchors[at], record.updates[here], alpha=beta)
             part.sub_(self._recorded[at], alpha=beta)
-            if self._pairs is not None and self._gamma > 0:
-                found = self._pairs.estimate(part, self._gamma * (x - beta * y), clients)
+            if self._pairs is not None and gamma > 0:
+                found = self._pairs.estimate(part, gamma * (x - beta * y), clients)
                 updates[here], largest[group] = found.updates, found.largest.cpu()
             else:
                 updates[here], largest[group] = part, largest_magnitudes(part).cpu()
         return Estimates(updates, largest, usable)
+
+    def _compiles(self, num_rows: int) -> bool:
+        return isinstance(self._pairs, ClientPairs) and self._pairs.compiles(num_rows)
+
+    def _known_rounds(self, rows: Tensor) -> tuple[list[int], Tensor]:
+        """Return the rounds of anchors, and which of them is whose, any for a client without."""
+        rounds = self._round[rows]
+        known = rounds[rounds >= 0].unique()
+        return known.tolist(), torch.searchsorted(known, rounds)
 
     def _changes(
         self, record: RoundRecord, weights: Tensor, rows: Tensor

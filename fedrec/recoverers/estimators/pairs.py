@@ -54,11 +54,11 @@ class ClientPairs:
         c, s, d = num_clients, buffer_size, num_parameters
         self.delta_g = torch.zeros(c, s, d, device=device)
         # Clients that push in the same round share one row here.
-        self.pool = torch.zeros(0, d, device=device)
+        self.pool = torch.zeros(1, d, device=device)
         self.slot = torch.zeros(c, s, dtype=torch.int64)
         self.stamp = torch.full((c, s), -1, dtype=torch.int64)
         self.sy = torch.zeros(c, s, s, dtype=torch.float64)
-        self.gram = torch.zeros(0, 0, dtype=torch.float64)
+        self.gram = torch.zeros(1, 1, dtype=torch.float64)
         self.negative = negative
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
@@ -84,12 +84,12 @@ class ClientPairs:
             alone: Whether they were asked on their own account, and not in a round for all: the
                 pair takes the place of all others of its client, and may have negative curvature.
         """
-        ww = float(delta_w @ delta_w)
+        ww = self._square(delta_w, len(rows))
         if not 0 < ww < float("inf"):
             self.skipped += len(rows)
             return
         column = self.stamp[rows].argmin(dim=1)
-        found = self._compiled_differences if self._compiles(len(rows)) else self._differences
+        found = self._compiled_differences if self.compiles(len(rows)) else self._differences
         negative = self.negative or alone
         with_own, with_new, keep = found(
             rows, column, delta_w, exact, historical, CURVATURE * ww, negative
@@ -137,9 +137,8 @@ class ClientPairs:
             k = block.stop - block.start
             delta_g = torch.sub(exact[block], historical[block], out=scratch[:k])
             curvature = (delta_g @ delta_w).cpu().double()
-            if len(self.pool):
-                with_pool = (delta_g @ self.pool.mT).cpu().double()
-                with_own[block] = with_pool.gather(1, self.slot[rows[block]])
+            with_pool = (delta_g @ self.pool.mT).cpu().double()
+            with_own[block] = with_pool.gather(1, self.slot[rows[block]])
             with_own[block].scatter_(1, column[block, None], curvature[:, None])
             size = curvature.abs() if negative else curvature
             kept = (size > least) & torch.isfinite(curvature)
@@ -180,8 +179,15 @@ class ClientPairs:
         )
         return torch.from_numpy(with_own), torch.from_numpy(with_new), torch.from_numpy(keep)
 
-    def _compiles(self, num_rows: int) -> bool:
+    def compiles(self, num_rows: int) -> bool:
+        """Whether the work for so many clients is done by numba."""
         return choose_kernel(self.delta_g.device, num_rows, self.delta_g.shape[2]) == "numba"
+
+    def _square(self, delta_w: Tensor, num_rows: int) -> float:
+        if self.compiles(num_rows):  # the bits of torch's product depend on its threads
+            first = torch.zeros(1, 1, dtype=torch.int64)
+            return float(_compiled_dots(delta_w[None], first[0], delta_w[None], first))
+        return float(delta_w @ delta_w)
 
     def _place(self, delta_w: Tensor, ww: float, rows: Tensor) -> int:
         """Put the model difference of these clients into a row of the pool that is free."""
@@ -192,23 +198,20 @@ class ClientPairs:
             self.gram = torch.nn.functional.pad(self.gram, (0, 1, 0, 1))
         self.pool[free] = delta_w
         # Products with what no client has besides are never asked for.
-        products = self._with_models(delta_w, rows)
+        products = self._with_models(delta_w[None], rows)[0]
         products[free] = ww
         self.gram[free] = self.gram[:, free] = products
         return free
 
-    def _with_models(self, v: Tensor, rows: Tensor) -> Tensor:
-        """Return the products of model differences with a vector, at least of these clients'."""
-        products = torch.zeros(len(self.pool), dtype=torch.float64)
+    def _with_models(self, vectors: Tensor, rows: Tensor) -> Tensor:
+        """Return products (g, b) of vectors with model differences, at least of these clients'."""
+        products = torch.zeros(len(vectors), len(self.pool), dtype=torch.float64)
         theirs = self.slot[rows][self.stamp[rows] >= 0].unique()
-        if self._compiles(len(rows)):
-            from fedrec.functional.kernels import _numba_pairs
-
-            matrix, threads = self.pool.numpy(), torch.get_num_threads()
-            found = _numba_pairs.dots(matrix, theirs.numpy(), v.contiguous().numpy(), threads)
-            products[theirs] = torch.from_numpy(found)
-        elif len(theirs):
-            products = (self.pool @ v).cpu().double()
+        if self.compiles(len(rows)):
+            all_of_them = torch.arange(len(vectors)).repeat(len(theirs), 1)
+            products[:, theirs] = _compiled_dots(self.pool, theirs, vectors, all_of_them).T
+        else:
+            products = (vectors @ self.pool.mT).cpu().double()
         return products
 
     def _blocks(self, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
@@ -235,9 +238,7 @@ class ClientPairs:
         sy = self.sy[client, order[:, :, None], order[:, None, :]]
         slot = self.slot.gather(1, order)
         valid = self.stamp.gather(1, order) >= 0
-        ss = torch.zeros(c, s, s, dtype=torch.float64)
-        if len(self.pool):
-            ss = self.gram[slot[:, :, None], slot[:, None, :]]
+        ss = self.gram[slot[:, :, None], slot[:, None, :]]
         while True:
             bad = condition_number(sy, ss, valid) > MAX_CONDITION  # without a pair it is 1
             if not bool(bad.any()):
@@ -264,33 +265,15 @@ class ClientPairs:
             Estimates, in memory that the next call writes to again. A client without a pair has
             none, and gets its historical update.
         """
-        c, s, d = self.delta_g.shape
-        sigma, p, usable = self._coefficients(v, rows)
-        if self._estimates is None:
-            self._estimates = updates.new_empty(c, d)
-        estimates = self._estimates[: len(rows)]
-        if self._compiles(len(rows)) and len(self.pool):
-            from fedrec.functional.kernels import _numba_estimates
-
-            largest = _numba_estimates.combine(
-                updates=updates.contiguous().numpy(),
-                v=v.contiguous().numpy(),
-                sigma=sigma.float().numpy(),
-                pool=self.pool.numpy(),
-                slots=self.slot[rows].numpy(),
-                of_pool=(-p[:, s:]).float().contiguous().numpy(),
-                delta_g=self.delta_g.numpy(),
-                clients=rows.numpy(),
-                own=(-p[:, :s]).float().contiguous().numpy(),
-                out=estimates.numpy(),
-                num_threads=torch.get_num_threads(),
-            )
-            return Estimates(estimates, torch.from_numpy(largest), usable)
+        if self.compiles(len(rows)):
+            return self.combined(updates, v[None], torch.zeros_like(rows), rows)
+        s = self.delta_g.shape[1]
+        sigma, p, usable = self.coefficients(v[None], torch.zeros_like(rows)[:, None], rows)
+        p, estimates = p[:, 0], self._memory(updates)
         # One coefficient for v and one per distinct model difference: a single matrix product.
         shared = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
         shared[:, 0] = sigma
-        if len(self.pool):
-            shared[:, 1:].scatter_add_(1, self.slot[rows], -p[:, s:])
+        shared[:, 1:].scatter_add_(1, self.slot[rows], -p[:, s:])
         basis = torch.cat([v[None], self.pool])
         shared = shared.to(updates.dtype).to(updates.device)
         own = (-p[:, None, :s]).to(updates.dtype).to(updates.device)
@@ -301,28 +284,83 @@ class ClientPairs:
             parts.append(largest_magnitudes(part))
         return Estimates(estimates, torch.cat(parts), usable)
 
-    def _coefficients(self, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return sigma (k,), what the pairs are multiplied with (k, 2s), and who has one (k,)."""
+    def combined(
+        self,
+        updates: Tensor,
+        vectors: Tensor,
+        which: Tensor,
+        rows: Tensor,
+        anchors: tuple[Tensor, Tensor, float] | None = None,
+    ) -> Estimates:
+        """Do what `estimate` does, with a vector for each client, in one pass compiled by numba.
+
+        Args:
+            updates: As in `estimate`.
+            vectors: Vectors that clients share, shape $(g, d)$.
+            which: The one of each of these clients, shape $(k,)$.
+            rows: As in `estimate`.
+            anchors: As in `fedrec.functional.kernels._numba_estimates.combine`.
+        """
+        from fedrec.functional.kernels import _numba_estimates
+
+        s = self.delta_g.shape[1]
+        sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
+        estimates, p = self._memory(updates), -p[:, 0].float()
+        start = None
+        if anchors is not None:
+            start = anchors[0].numpy(), anchors[1].numpy(), anchors[2]
+        largest = _numba_estimates.combine(
+            updates=updates.contiguous().numpy(),
+            vectors=vectors.contiguous().numpy(),
+            which=which.numpy(),
+            sigma=sigma.float().numpy(),
+            pool=self.pool.numpy(),
+            slots=self.slot[rows].numpy(),
+            of_pool=p[:, s:].contiguous().numpy(),
+            delta_g=self.delta_g.numpy(),
+            clients=rows.numpy(),
+            own=p[:, :s].contiguous().numpy(),
+            out=estimates.numpy(),
+            num_threads=torch.get_num_threads(),
+            anchors=start,
+        )
+        return Estimates(estimates, torch.from_numpy(largest), usable)
+
+    def _memory(self, updates: Tensor) -> Tensor:
+        """Return the memory of the estimates that start from these updates."""
+        if self._estimates is None:
+            self._estimates = updates.new_empty(len(self.delta_g), updates.shape[1])
+        return self._estimates[: len(updates)]
+
+    def coefficients(
+        self, vectors: Tensor, which: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        r"""Return what products $\tilde H^i v = \sigma v - [Y, S] p$ consist of.
+
+        Args:
+            vectors: Vectors $v$ that clients share, shape $(g, d)$.
+            which: Those of each of these clients, shape $(k, q)$.
+            rows: Clients, each once, shape $(k,)$.
+
+        Returns:
+            $\sigma$, shape $(k,)$; $p$, update differences first, shape $(k, q, 2s)$; and who has
+            a pair, shape $(k,)$.
+        """
         s, d = self.delta_g.shape[1:]
         sigma, inverse, used = self._solve()
-        if self._compiles(len(rows)):
-            from fedrec.functional.kernels import _numba_pairs
-
-            pairs = (rows[:, None] * s + torch.arange(s)).flatten().numpy()
-            matrix, threads = self.delta_g.view(-1, d).numpy(), torch.get_num_threads()
-            found = _numba_pairs.dots(matrix, pairs, v.contiguous().numpy(), threads)
-            gv = torch.from_numpy(found)
+        if self.compiles(len(rows)):
+            pairs = (rows[:, None] * s + torch.arange(s)).flatten()
+            theirs = which.repeat_interleave(s, dim=0)
+            gv = _compiled_dots(self.delta_g.view(-1, d), pairs, vectors, theirs)
+            gv = gv.view(len(rows), s, -1).mT
         else:
-            parts = [self.delta_g[clients].reshape(-1, d) @ v for _, clients in self._blocks(rows)]
-            gv = torch.cat(parts).cpu().double()
-        gv, used = gv.view(-1, s), used[rows]
-        sv = torch.zeros_like(gv)
-        if len(self.pool):
-            sv = self._with_models(v, rows)[self.slot[rows]]
+            parts = [self.delta_g[clients] @ vectors.mT for _, clients in self._blocks(rows)]
+            gv = torch.cat(parts).cpu().double().mT.gather(1, which[:, :, None].expand(-1, -1, s))
+        used = used[rows]
+        sv = self._with_models(vectors, rows)[which[:, :, None], self.slot[rows][:, None]]
         # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
-        right = torch.where(used.repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
-        p = (inverse[rows] @ right[:, :, None])[:, :, 0]
-        return sigma[rows], p, used.any(dim=1)
+        right = torch.where(used.repeat(1, 2)[:, None], torch.cat([gv, sv], dim=2), 0.0)
+        return sigma[rows], right @ inverse[rows].mT, used.any(dim=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
@@ -335,3 +373,17 @@ class ClientPairs:
             old = getattr(self, name)
             setattr(self, name, value.to(old.device) if isinstance(value, Tensor) else value)
         self._solved = None
+
+
+def _compiled_dots(matrix: Tensor, rows: Tensor, vectors: Tensor, which: Tensor) -> Tensor:
+    """Return the products of these rows (k,) with vectors (k, q), summed in float64."""
+    from fedrec.functional.kernels import _numba_pairs
+
+    found = _numba_pairs.dots(
+        matrix.contiguous().numpy(),
+        rows.contiguous().numpy(),
+        vectors.contiguous().numpy(),
+        which.contiguous().numpy(),
+        torch.get_num_threads(),
+    )
+    return torch.from_numpy(found)

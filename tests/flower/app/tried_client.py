@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 from pathlib import Path
 
@@ -34,11 +34,11 @@ def misbehave(message: Message, context: Context, call_next: ClientAppCallable) 
         line = f"{values['phase']} {values['round']} {context.node_config['client-id']}\n"
         with (Path(str(context.run_config["folder"])) / "asked.txt").open("a") as file:
             file.write(line)
-    if how == "die":
-        os._exit(1)
     reply = call_next(message, context)
     if values is None or not how:
         return reply
+    if how == "hang" and (values["phase"], values["round"]) == ("recover", 1):
+        threading.Event().wait()  # until its node is stopped
     arrays, card = reply.content["arrays"], reply.content["card"]
     update = arrays["update"].numpy()
     if how == "late":
@@ -48,7 +48,7 @@ def misbehave(message: Message, context: Context, call_next: ClientAppCallable) 
     elif how == "nan":
         arrays["update"] = Array(update * np.float32("nan"))
     elif how == "round":
-        reply.content["about"]["round"] = 99
+        card["round"] = 99
     elif how == "other":
         card["client-id"] = "client-0"
     return reply

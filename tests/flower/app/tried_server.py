@@ -37,9 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     module = make_module()
     clients = executor.join(module, client_ids=str(config["clients"]).split("+"), timeout=120)
     federation = Federation(clients, module)
-    loop = FederatedLoop(
-        executor=executor, default_root_dir=folder, enable_progress_bar=False, checkpoint_every=0
-    )
+    loop = FederatedLoop(executor=executor, default_root_dir=folder, enable_progress_bar=False)
     with LMDBHistory(folder / "history") as history:
         if config["mode"] == "record":
             result = loop.record(

@@ -85,10 +85,11 @@ def test_an_empty_folder_can_become_a_project(
 
 
 def test_a_project_with_flower(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own test, which starts processes, is played in tests/flower."""
+    """Its own tests, which start processes, are played in tests/flower."""
     assert main(["new", "app_of_mine", "--flower"]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("Next:\n  cd app_of_mine\n  python start.py\n  pytest\n")
+    run = "fedrec run app_of_mine.yaml\n  python start.py"
+    assert out.endswith(f"Next:\n  cd app_of_mine\n  {run}\n  pytest\n")
     made = here / "app_of_mine"
     assert {"app_of_mine_client.py", "app_of_mine_server.py", "start.py"} < {
         path.name for path in made.iterdir()
@@ -97,6 +98,13 @@ def test_a_project_with_flower(here: Path, capsys: pytest.CaptureFixture[str]) -
         assert "my_project" not in path.read_text()
         if path.suffix == ".py":
             compile(path.read_text(), str(path), "exec")
+    assert main(["run", "app_of_mine/app_of_mine.yaml", "--no-progress", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    recovered, scratch = results["methods"]
+    assert results["detection"]["malicious"] == ["client-3"]
+    # Of 30 rounds, those asked are the first 4, every 10th after them and the last.
+    assert recovered["acp"] == pytest.approx(1 - 7 / 30)
+    assert recovered["ter"] <= scratch["ter"] + 0.05 < results["poisoned"]["ter"]
 
 
 def test_copying_a_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

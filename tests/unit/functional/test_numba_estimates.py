@@ -17,20 +17,26 @@ def problem(c: int, b: int, s: int, d: int) -> tuple[np.ndarray, ...]:
     generator = np.random.default_rng(c * d)
     clients = generator.permutation(c + 2)[:c].astype(np.int64)
     slots = generator.integers(b, size=(c, s))
-    shapes = ((c, d), (d,), (c,), (b, d), (c, s), (c + 2, s, d), (c, s))
-    updates, v, sigma, pool, of_pool, delta_g, own = (
+    which = generator.integers(3, size=c)
+    shapes = ((c, d), (3, d), (c,), (b, d), (c, s), (c + 2, s, d), (c, s))
+    updates, vectors, sigma, pool, of_pool, delta_g, own = (
         generator.normal(size=shape).astype(np.float32) for shape in shapes
     )
-    return updates, v, sigma, pool, slots, of_pool, delta_g, clients, own
+    return updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own
 
 
+@pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize(("c", "b", "s", "d"), SIZES)
-def test_against_float64(c: int, b: int, s: int, d: int) -> None:
+def test_against_float64(c: int, b: int, s: int, d: int, anchored: bool) -> None:
     arguments = problem(c, b, s, d)
     out = np.full((c, d), np.nan, np.float32)
-    largest = combine(*arguments, out, 1)
-    updates, v, sigma, pool, slots, of_pool, delta_g, clients, own = arguments
-    exact = updates + np.outer(sigma.astype(float), v)
+    updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own = arguments
+    anchors, exact = None, updates.astype(float)
+    if anchored:
+        a, r = np.random.default_rng(d).normal(size=(2, c + 2, d)).astype(np.float32)
+        anchors, exact = (a, r, 0.25), a[clients] + 0.25 * (exact - r[clients])
+    largest = combine(*arguments, out, 1, anchors)
+    exact += sigma.astype(float)[:, None] * vectors[which]
     exact += np.einsum("ks,ksd->kd", of_pool.astype(float), pool[slots])
     exact += np.einsum("ks,ksd->kd", own.astype(float), delta_g[clients])
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
@@ -40,17 +46,17 @@ def test_against_float64(c: int, b: int, s: int, d: int) -> None:
 @pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 3), (7, 5, 4096), (9, 9, 9000), (3, 8, 4097)])
 def test_dots_against_float64(n: int, k: int, d: int) -> None:
     generator = np.random.default_rng(n)
-    matrix, v = (generator.normal(size=size).astype(np.float32) for size in ((n, d), d))
-    rows = generator.integers(n, size=k)
-    exact = matrix[rows].astype(float) @ v
-    np.testing.assert_allclose(dots(matrix, rows, v, 1), exact, rtol=0, atol=1e-6 * d**0.5)
+    matrix, vectors = (generator.normal(size=(size, d)).astype(np.float32) for size in (n, 3))
+    rows, which = generator.integers(n, size=k), generator.integers(3, size=(k, 2))
+    exact = np.einsum("kd,kqd->kq", matrix[rows].astype(float), vectors[which])
+    found = dots(matrix, rows, vectors, which, 1)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6 * d**0.5)
 
 
 def test_dots_of_nothing() -> None:
-    assert (
-        dots(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.ones(4, np.float32), 2).size
-        == 0
-    )
+    matrix, vectors = np.zeros((0, 4), np.float32), np.ones((1, 4), np.float32)
+    found = dots(matrix, np.zeros(0, np.int64), vectors, np.zeros((0, 1), np.int64), 2)
+    assert found.shape == (0, 1)
 
 
 @pytest.mark.parametrize(("negative", "least"), [(False, 0.5), (True, 1.5)])
@@ -95,8 +101,9 @@ def test_bits_do_not_depend_on_threads(num_threads: int) -> None:
     largest = combine(*arguments, one, 1)
     assert np.array_equal(combine(*arguments, other, num_threads), largest)
     assert np.array_equal(one, other)
-    v, rows = arguments[1], np.arange(c)
-    assert np.array_equal(dots(one, rows, v, 1), dots(one, rows, v, num_threads))
+    vectors, which, rows = arguments[1], arguments[2][:, None], np.arange(c)
+    alone, together = (dots(one, rows, vectors, which, n) for n in (1, num_threads))
+    assert np.array_equal(alone, together)
 
 
 def test_what_is_not_finite_is_seen() -> None:

@@ -571,7 +571,7 @@ def test_killed_and_finished(
                 history.read_round(0, ["client-2"])
         for t in range(3):
             assert history.read_round(t, KEPT).updates.equal(others[t])
-    if moment != "before note":
+    if moment != "before write_note":
         for tool in (compact, repair):
             with pytest.raises(HistoryError, match="forgetting client-2 was interrupted"):
                 tool(folder)
@@ -598,7 +598,13 @@ def test_killed_and_finished(
 
 def test_a_note_of_another_history_is_none_of_ours(recorded: Callable[..., Path]) -> None:
     path = recorded()
-    note = {"store_id": "00" * 16, "clients": ["client-1"], "when": "", "aggregates": []}
+    note = {
+        "store_id": "00" * 16,
+        "clients": ["client-1"],
+        "when": "",
+        "aggregates": [],
+        "updates": [],
+    }
     (path / "forgetting.json").write_text(json.dumps(note))
     assert LMDBHistory(path).verify() == range(3)
     (path / "forgetting.json").write_text("{")

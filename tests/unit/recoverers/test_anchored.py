@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedrec.aggregators import FedAvg
 from fedrec.exceptions import ConfigurationError
+from fedrec.functional.aggregation.order_statistics import use_kernel
 from fedrec.history import MemoryHistory
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import AnchoredLBFGS, FedRecover, PairedLBFGS
@@ -175,3 +176,53 @@ def test_a_state_can_be_taken_over_before_anything_was_observed() -> None:
     other.load_state_dict(started().state_dict())
     first = record(0, [[1.0, 0], [0, 0]])
     assert other.estimate(first, NONE).usable.tolist() == [False, False]
+
+
+def replayed(kernel: str, threads: int = 1, **arguments: Any) -> list[Tensor]:
+    """Observe and estimate four clients of 9,000 parameters; return all that comes of it."""
+    ids, size = "abcd", 9000
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    estimator = AnchoredLBFGS(**arguments)
+    estimator.start(SimpleNamespace(remaining=tuple(ids)), range(20))  # type: ignore[arg-type]
+    hessians, found = draw(4, size).abs(), []
+    rounds = {
+        **dict.fromkeys((0, 1, 2, 3, 8, 12), ("correction", ids)),
+        5: ("abnormality", "b"),
+        6: ("fallback", "da"),
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with use_kernel(kernel):
+            for t in range(14):
+                w, then = draw(size), 0.5 * draw(size)
+                updates, exact = (hessians * v + 0.1 * draw(4, size) for v in (then, w))
+                rows = [0, 2, 3] if t == 3 else [0, 1, 2, 3]
+                reason, asked = rounds.get(t, ("", ""))
+                one = record(t, updates[rows].tolist(), then, "".join(ids[i] for i in rows))
+                if len(asked) < 4:
+                    found += estimator.estimate(one, w)[:2]
+                    found = [x.clone() for x in found]
+                if asked:
+                    kept = [i for i in rows if ids[i] in asked]
+                    one = one.select([ids[i] for i in kept])
+                    estimator.observe(one, exact[kept], w, reason)
+    finally:
+        torch.set_num_threads(before)
+    state = estimator.state_dict()
+    found += [state["anchors"], state["exact"], state["recorded"], torch.tensor(state["weights"])]
+    return [*found, state["products"]]
+
+
+@pytest.mark.parametrize("gain", ["spacing", 0.3, 1.0])
+def test_what_is_compiled_gives_the_same(gain: float | str) -> None:
+    pytest.importorskip("numba")
+    expected, found = (replayed(kernel, gain=gain) for kernel in ("numpy", "numba"))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
+    for one, other in zip(found, replayed("numba", threads=3, gain=gain), strict=True):
+        assert torch.equal(one, other)

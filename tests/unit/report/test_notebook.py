@@ -14,6 +14,7 @@ import torch
 from fedrec.exceptions import ConfigurationError, MissingDependencyError
 from fedrec.metrics import CostLedger
 from fedrec.report import Comparison, compare
+from fedrec.report.costs import costs_table
 from fedrec.types import Detection, RunResult
 
 
@@ -139,8 +140,11 @@ def test_the_file_of_the_model_is_named(tmp_path: Any) -> None:
 def test_the_ledger_in_a_notebook() -> None:
     shown = Checked(ledger()._repr_html_())
     assert shown.text.startswith("2 clients: ACP 62.5 %, CP 50.0 to 75.0 %.")
-    rows = [shown.cells[i : i + 5] for i in range(5, len(shown.cells), 5)]
+    rows = [shown.cells[i : i + 5] for i in range(5, 15, 5)]
     assert rows == [["warmup", "1.0", "2", "4", "3.0"], ["final", "0.5", "1", "1", "1.5"]]
+    # By client, beside training from scratch: a row for each, and one for both.
+    assert shown.cells[-10:-5] == ["b", "2", "3.00", "4", "6.00"]
+    assert shown.cells[-5:] == ["all", "3", "4.50", "8", "12.00"]
     assert "nobody has rounds to save" in Checked(CostLedger({"a": 0})._repr_html_()).text
 
 
@@ -241,3 +245,14 @@ def test_missing_packages_are_named(
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingDependencyError, match=rf"fedrec\[{extra}\]"):
         call()
+
+
+def test_a_ledger_shows_what_each_client_has_cost() -> None:
+    """Two requests of 1.5 MB and 0.25 s each; training from scratch would be eight of them."""
+    costs = CostLedger({"a": 8})
+    for t in (0, 1):
+        costs.add("a", t, "warmup", num_bytes=1_500_000, seconds=0.25)
+    assert costs_table(costs).rows[0] == ["a", "2", "3.00", "0.5", "8", "12.00", "2.0"]
+    untimed = CostLedger({"a": 8})
+    untimed.add("a", 0, "warmup", num_bytes=1_500_000)
+    assert costs_table(untimed).rows[0] == ["a", "1", "1.50", "8", "12.00"]

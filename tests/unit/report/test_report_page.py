@@ -220,3 +220,22 @@ def test_nobody_flagged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     honest = {**results(), "recording": {"malicious": []}}
     print_results(honest, Console(width=200))
     assert "Recorded " in capsys.readouterr().out
+
+
+def test_costs_of_each_client_beside_training_from_scratch(tmp_path: Path) -> None:
+    """One client was spared all that the other was asked for."""
+    path = folder(tmp_path, results())
+    heads = "client_id,round,reason,local_steps,num_bytes,seconds\n"
+    entries = {"Mine": ("a",), "TrainFromScratch": ("a", "b", "b")}
+    for name, clients in entries.items():
+        (path / "recover" / name).mkdir(parents=True, exist_ok=True)
+        lines = [f"{c},{t},scratch,1,1500000,0.25\n" for t, c in enumerate(clients)]
+        (path / "recover" / name / "ledger.csv").write_text(heads + "".join(lines))
+    text = write_report(path).read_text()
+    listed = text.partition("<details><summary>Mine</summary>")[2].partition("</table>")[0]
+    rows = re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', listed)
+    assert {name: re.findall(r"<td>(.*?)</td>", cells) for name, cells in rows} == {
+        "a": ["1", "1.50", "0.2", "1", "1.50", "0.2"],
+        "b": ["0", "0.00", "0.0", "2", "3.00", "0.5"],
+        "all": ["1", "1.50", "0.2", "3", "4.50", "0.8"],
+    }

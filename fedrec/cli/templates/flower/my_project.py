@@ -10,14 +10,15 @@ from flwr.app import Context
 from fedrec.attacks import LabelFlip
 from fedrec.data import Digits
 from fedrec.models import MLP
+from fedrec.random import key
 
 #: Local training of every client: one step of SGD on 32 samples a round.
 TRAINING: dict[str, Any] = {"batch_size": 32, "local_steps": 1}
 
 
 def make_module(context: Context | None = None) -> MLP:
-    """Return the model, with the same initial weights every time."""
-    torch.manual_seed(0)
+    """Return the model, with the initial weights that a recipe with seed 0 gives it."""
+    torch.manual_seed(key(0, "model") % 2**63)
     return MLP(in_features=64)
 
 

@@ -1,7 +1,7 @@
 """Try everything on this machine: a SuperLink and five SuperNodes over TLS, one an attacker.
 
 Records a training, finds the attacker, recovers the model, and says what that has cost the clients.
-Then does the same without Flower, in one process: the models are equal, bit for bit.
+Then does the same without Flower, as `fedrec run my_project.yaml` does: all numbers are equal.
 
     python start.py
 """
@@ -15,27 +15,21 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+
+from fedrec.flower import LocalFederation
+from fedrec.history import LMDBHistory
+from fedrec.metrics import CostLedger
+from fedrec.recipe import load_recipe, run
+from fedrec.report import print_costs
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from my_project import TRAINING, make_data, make_module  # noqa: E402
-from my_project_server import METHOD, SERVER_LR  # noqa: E402
-
-from fedrec import FederatedLoop, Federation  # noqa: E402
-from fedrec.aggregators import FedAvg  # noqa: E402
-from fedrec.attacks import LabelFlip  # noqa: E402
-from fedrec.flower import LocalFederation  # noqa: E402
-from fedrec.history import MemoryHistory  # noqa: E402
-from fedrec.recoverers import TrainFromScratch  # noqa: E402
-
 CLIENTS = [f"client-{i}" for i in range(5)]
 ATTACKER = "client-3"
 
@@ -44,7 +38,7 @@ def main() -> int:
     """Record, detect, recover, compare."""
     parser = argparse.ArgumentParser(description="Record and recover on this machine.")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of the training")
-    parser.add_argument("--folder", default="runs", help="where everything is written")
+    parser.add_argument("--folder", default="runs/live", help="where everything is written")
     options = parser.parse_args()
     logging.getLogger("fedrec").setLevel(logging.ERROR)
     folder, console = Path(options.folder).resolve(), Console()
@@ -74,69 +68,57 @@ def main() -> int:
         say(f"Detected: {', '.join(found) or 'nobody'}. Recovering ...")
         runs.append(federation.run(HERE, {**settings, "mode": "recover"}))
     say("Doing the same in one process, to compare ...")
-    simulated = simulate(options.rounds, found)
-    results = {name: read(folder / f"{name}.json") for name in ("record", "recover")}
-    console.print(quality(results, simulated, options.rounds))
-    console.print(spent(results["recover"]["costs"]["by_client"], options.rounds))
+    changes = [f"record.max_rounds={options.rounds}", f"recover.exclude={json.dumps(found)}"]
+    recipe = load_recipe(HERE / "my_project.yaml", changes)
+    rehearsed = run(recipe, folder=folder / "rehearsal", progress=False)
+    ters = {
+        "poisoned": read(folder / "record.json")["ter"],
+        "FedRecover": read(folder / "recover.json")["ter"],
+        "train from scratch": rehearsed["methods"][1]["ter"],
+    }
+    console.print(quality(ters))
+    remaining = [client_id for client_id in CLIENTS if client_id not in found]
+    ledger = CostLedger.from_csv(
+        folder / "recover/FedRecover/ledger.csv", dict.fromkeys(remaining, options.rounds)
+    )
+    title = "What the recovery has cost the clients, and what training from scratch would have"
+    print_costs(ledger, console, title=title)
     traffic = sum(run["network-traffic"]["total-bytes"] for run in runs)
     console.print(f"Flower's own count of all traffic of both runs: {traffic / 1e6:.1f} MB.")
-    equal = True
-    for name in ("record", "recover"):
-        live = torch.load(folder / f"{name}.pt", weights_only=True)
-        same = torch.equal(live, simulated[name].global_weights)
-        equal = equal and same
-        verdict = "equal, bit for bit" if same else "DIFFERENT"
-        console.print(f"{name}: the model of Flower and that of one process are {verdict}.")
-    return 0 if equal else 1
+    equal = {
+        "What the clients sent": same_recording(folder, settings["master-key"]),
+        "The recovered models": same_model(folder),
+    }
+    for what, is_equal in equal.items():
+        verdict = "equal, bit for bit" if is_equal else "DIFFERENT"
+        console.print(f"{what} with Flower and in one process: {verdict}.")
+    return 0 if all(equal.values()) else 1
 
 
-def simulate(num_rounds: int, excluded: Sequence[str]) -> dict[str, Any]:
-    """Do the same in one process, and train from scratch."""
-    federation = Federation.from_data(make_data(), make_module(), malicious=[ATTACKER], **TRAINING)
-    loop = FederatedLoop(executor="sequential", logger=False, enable_progress_bar=False)
-    history, attack = MemoryHistory(), LabelFlip(num_classes=10)
-    recorded = loop.record(
-        federation, FedAvg(), history, max_rounds=num_rounds, server_lr=SERVER_LR, attack=attack
-    )
-    results = {"record": recorded}
-    for name, method in (("recover", METHOD), ("scratch", TrainFromScratch())):
-        results[name] = loop.recover(federation, history, method, excluded)
-    scratch = loop.test(federation, results["scratch"].global_weights)
-    return {**results, "scratch_ter": scratch["ter"]}
-
-
-def quality(results: Mapping[str, Any], simulated: Mapping[str, Any], num_rounds: int) -> Table:
-    """Return the table of the models, and what the remaining clients did for them."""
-    costs = results["recover"]["costs"]["by_client"]
-    requests, size, seconds = (sum(c[k] for c in costs.values()) for k in range(3))
-    scratch = len(costs) * num_rounds
-    table = Table(title="Models")
-    for column in ("model", "TER, %", "requests", "MB", "client seconds", "saved, %"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    each = (size / requests, seconds / requests)
-    for name, ter, number in (
-        ("poisoned", results["record"]["ter"], None),
-        ("FedRecover", results["recover"]["ter"], requests),
-        ("train from scratch *", simulated["scratch_ter"], scratch),
+def same_recording(folder: Path, master_key: str) -> bool:
+    """Return whether every update of every round is the same with Flower and without."""
+    with (
+        LMDBHistory(folder / "history", master_key=master_key) as live,
+        LMDBHistory(folder / "rehearsal" / "history") as rehearsed,
     ):
-        cells = [""] * 4
-        if number is not None:
-            cells = [str(number), f"{number * each[0] / 1e6:.2f}", f"{number * each[1]:.1f}"]
-            cells.append(f"{100 * (1 - number / scratch):.0f}")
-        table.add_row(name, f"{100 * ter:.1f}", *cells)
-    table.caption = "* computed in one process; its costs from what a request has cost here"
-    return table
-
-
-def spent(by_client: Mapping[str, Any], num_rounds: int) -> Table:
-    """Return the table of what the recovery has cost each client."""
-    table = Table(title="The recovery, by client")
-    for column in ("client", "rounds asked", "kB", "seconds"):
-        table.add_column(column, justify="left" if column == "client" else "right")
-    for client_id, (requests, size, seconds) in by_client.items():
-        table.add_row(
-            client_id, f"{requests} of {num_rounds}", f"{size / 1e3:.0f}", f"{seconds:.2f}"
+        pairs = [(live.read_round(t), rehearsed.read_round(t)) for t in rehearsed.rounds()]
+        return len(live.rounds()) == len(pairs) and all(
+            a.client_ids == b.client_ids and torch.equal(a.updates, b.updates) for a, b in pairs
         )
+
+
+def same_model(folder: Path) -> bool:
+    """Return whether the recovered model is the same with Flower and without."""
+    files = [where / "recover/FedRecover/model.ckpt" for where in (folder, folder / "rehearsal")]
+    a, b = (torch.load(file, weights_only=True)["state_dict"] for file in files)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def quality(ters: Mapping[str, float]) -> Table:
+    """Return the table of the models' test error rates (TER)."""
+    table = Table("model", Column("TER, %", justify="right"))
+    for name, ter in ters.items():
+        table.add_row(name, f"{100 * ter:.1f}")
     return table
 
 
@@ -146,4 +128,7 @@ def read(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # all processes have ended
+        sys.exit(130)
