@@ -6,7 +6,8 @@
 set, a rule and an attack; its recording is shared by all of its methods. Three more cells have 40
 malicious clients, or a degree of non-iid of 0.9, and the cell of the trimmed mean and the trim
 attack on MNIST also has FedRecover without each of its strategies. `--cells` takes names of cells
-or of the sets `mnist`, `fashion-mnist`, `malicious-40`, `q-0.9` and `strategies`.
+or of the sets `mnist`, `fashion-mnist`, `malicious-40`, `q-0.9` and `strategies`, `--methods` names
+of methods, and both are done in the order given.
 
 A cell is a `fedrec sweep` in the folder `--work`, so the same call goes on after an interruption,
 in the middle of a recording or a recovery, too. A recording takes 22 GB and about an hour of one
@@ -27,7 +28,7 @@ import csv
 import statistics
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,12 @@ def _cells() -> dict[str, list[Cell]]:
     q = "data.init_args.partitioner.init_args.q=0.9"
     sets["q-0.9"] = [cell("MNIST", "TrimmedMean", "trim", ", q = 0.9", q)]
     return sets
+
+
+def only(cell: Cell, methods: list[str]) -> Cell:
+    """Return the cell with these of its methods, in this order."""
+    found = {method["label"]: method for method in cell.methods}
+    return replace(cell, methods=tuple(found[m] for m in methods if m in found))
 
 
 SETS = _cells()
@@ -231,14 +238,18 @@ def main() -> None:
     parser.add_argument(
         "--cells", nargs="+", choices=[*SETS, *CELLS], default=list(SETS), metavar="CELL"
     )
+    parser.add_argument(
+        "--methods", nargs="+", choices=[m["label"] for m in METHODS + STRATEGIES], metavar="METHOD"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/paper_grid"))
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/results/paper_grid.csv"))
     parser.add_argument("--table", action="store_true", help="collect and print what is done")
     arguments = parser.parse_args()
     cells = {c.name: c for name in arguments.cells for c in SETS.get(name) or [CELLS[name]]}
     rows = read(arguments.csv)
+    chosen = [only(c, arguments.methods) if arguments.methods else c for c in cells.values()]
     for seed in arguments.seeds if not arguments.table else []:
-        for cell in cells.values():
+        for cell in chosen:
             if not missing(cell, seed, rows):
                 continue
             try:

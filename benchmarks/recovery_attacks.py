@@ -5,8 +5,9 @@
 Settings are those of a recipe (`--recipe`), in which attack and rule are replaced. Half of the
 malicious clients are detected and excluded. The others attack in every round in which the recovery
 asks them: those who did so while it was recorded (`always`), and those who were honest then, since
-they know the schedule of a recovery (`recovery`). Rows that are in the CSV are kept, so that an
-interrupted run goes on.
+they know the schedule of a recovery (`recovery`). Rows that are in the CSV are kept, and only
+methods that are missing are computed, so that an interrupted run goes on. `--table` prints what
+there is, and does nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,12 @@ from fedrec.recoverers import FedRecover, Recoverer, TrainFromScratch, UpdateFil
 COLUMNS = ("rule", "attack", "undetected", "method", "ter", "asr", "acp", "note")
 UNDETECTED = ("none", "always", "recovery")
 SETTINGS = {"warmup_rounds": 10, "correction_period": 10, "final_rounds": 5, "tolerance_rate": 1e-6}
-METHODS: dict[str, Recoverer] = {
-    "TrainFromScratch": TrainFromScratch(),
-    "FedRecover": FedRecover(**SETTINGS),
-    "FedRecover, filtered": FedRecover(**SETTINGS, update_filter=UpdateFilter()),
+METHODS: dict[str, Recoverer] = {"TrainFromScratch": TrainFromScratch()} | {
+    f"FedRecover{name}{filtered}": FedRecover(
+        **SETTINGS, estimator=estimator, update_filter=UpdateFilter() if filtered else None
+    )
+    for estimator, name in (("anchored", ""), ("paired", ", paired"))
+    for filtered in ("", ", filtered")
 }
 RULES = {"TrimmedMean": TRIMMED, "FedAvg": node("FedAvg")}
 ADAPTIVE = node("BackdoorAttack", scale=5.0, adaptive=True)
@@ -50,10 +54,10 @@ CHOSEN: dict[str, Any] = {
     )
 } | {
     "MPAF (scale=10)": node("MPAF", scale=10.0),
-    "PoisonedFL": node("PoisonedFL", period=10),
+    "PoisonedFL": ATTACKS["PoisonedFL"],
     "Backdoor, adaptive": ADAPTIVE,
     "DBA": ATTACKS["DBA"],
-    "EdgeCaseBackdoor": node("EdgeCaseBackdoor", scale=5.0),
+    "EdgeCaseBackdoor": ATTACKS["EdgeCaseBackdoor"],
     "Neurotoxin, adaptive": node("Neurotoxin", attack=ADAPTIVE),
 }
 
@@ -87,10 +91,23 @@ class Sleeping(AttackWrapper):
         return self.attack.craft(updates, malicious & awake.to(malicious.device), ctx)
 
 
+def methods_of(undetected: str) -> list[str]:
+    """Return the names of a setting's rows; nothing is filtered where nobody attacks."""
+    return [
+        "(poisoned)",
+        *(m for m in METHODS if undetected != "none" or not m.endswith("filtered")),
+    ]
+
+
 def run(
-    recipe: Path, overrides: tuple[str, ...], attack: str, rule: str, undetected: str
-) -> list[dict[str, Any]]:
-    """Record once and recover by every method; return a row's measurements each."""
+    recipe: Path,
+    overrides: tuple[str, ...],
+    attack: str,
+    rule: str,
+    undetected: str,
+    methods: Collection[str],
+) -> Iterator[dict[str, Any]]:
+    """Record once and recover by these methods; yield a row's measurements each."""
     swaps = [f"aggregator={json.dumps(RULES[rule])}", f"attack={json.dumps(CHOSEN[attack])}"]
     parts = build_parts(load_recipe(recipe, [*overrides, *swaps]))
     data = load_data(recipe, overrides)
@@ -102,24 +119,45 @@ def run(
     hidden = malicious[len(found) :]
     acting = Sleeping(parts.attack, hidden) if undetected == "recovery" else parts.attack
     result = loop.record(federation, parts.aggregator, history, attack=acting, **parts.record)
-    rows = [
-        {
-            "method": "(poisoned)",
-            **loop.test(federation, result.global_weights, attack=parts.attack),
-        }
-    ]
-    for name, method in METHODS.items():
-        if undetected == "none" and name == "FedRecover, filtered":
-            continue
+    for name in methods:
         row: dict[str, Any] = {"method": name}
+        if name == "(poisoned)":
+            figures = loop.test(federation, result.global_weights, attack=parts.attack)
+            yield {**row, **figures}
+            continue
         try:
-            recovered = loop.recover(federation, history, method, found, attack=parts.attack)
+            recovered = loop.recover(federation, history, METHODS[name], found, attack=parts.attack)
         except FedrecError as error:
-            rows.append({**row, "note": type(error).__name__})
+            yield {**row, "note": type(error).__name__}
             continue
         figures = loop.test(federation, recovered.global_weights, attack=parts.attack)
-        rows.append({**row, **figures, "acp": recovered.ledger.acp() if recovered.ledger else None})
-    return rows
+        yield {**row, **figures, "acp": recovered.ledger.acp() if recovered.ledger else None}
+
+
+def table(rows: list[dict[str, Any]], rule: str, figure: str, estimator: str) -> str:
+    """Return a Markdown table in percent: an attack a line, with recoveries by one estimator."""
+    one = f"FedRecover{estimator}"
+    columns = {
+        "poisoned": ("none", "(poisoned)"),
+        "all excluded: scratch": ("none", "TrainFromScratch"),
+        "FedRecover": ("none", one),
+        "always: scratch": ("always", "TrainFromScratch"),
+        " FedRecover": ("always", one),
+        "filtered": ("always", f"{one}, filtered"),
+        "recovery: FedRecover": ("recovery", one),
+        " filtered": ("recovery", f"{one}, filtered"),
+    }
+    found = {
+        (row["attack"], row["undetected"], row["method"]): 100 * float(row[figure])
+        for row in rows
+        if row["rule"] == rule and row[figure]
+    }
+    lines = [["", *map(str.strip, columns)], ["---"] * (1 + len(columns))]
+    for attack in CHOSEN:
+        cells = [found.get((attack, *key)) for key in columns.values()]
+        if any(cell is not None for cell in cells):
+            lines.append([attack, *("" if cell is None else f"{cell:.1f}" for cell in cells)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
@@ -130,24 +168,37 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--attacks", nargs="+", choices=CHOSEN, default=list(CHOSEN))
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
+    parser.add_argument("--undetected", nargs="+", choices=UNDETECTED, default=list(UNDETECTED))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--table", action="store_true", help="print what there is")
     arguments = parser.parse_args()
     rows = read_rows(arguments.csv)
-    done = {(row["rule"], row["attack"], row["undetected"]) for row in rows}
-    todo = [(r, a, u) for r in arguments.rules for a in arguments.attacks for u in UNDETECTED]
+    if arguments.table:
+        for rule, figure in product(RULES, ("ter", "asr")):
+            for estimator in ("", ", paired"):
+                print(f"\n{rule}, {figure.upper()}, FedRecover{estimator}\n")
+                print(table(rows, rule, figure, estimator))
+        return
+    done = {(row["rule"], row["attack"], row["undetected"], row["method"]) for row in rows}
+    todo = product(arguments.rules, arguments.attacks, arguments.undetected)
+    asked = {"(poisoned)", *arguments.methods}
     with quiet(), arguments.csv.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             writer.writeheader()
         for rule, attack, undetected in todo:
-            if (rule, attack, undetected) in done:
-                continue
             key = {"rule": rule, "attack": attack, "undetected": undetected}
+            missing = [
+                m for m in methods_of(undetected) if m in asked and (*key.values(), m) not in done
+            ]
+            if not missing:
+                continue
             overrides = tuple(arguments.overrides)
-            for row in run(arguments.recipe, overrides, attack, rule, undetected):
+            for row in run(arguments.recipe, overrides, attack, rule, undetected, missing):
                 shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
                 writer.writerow({**key, **shown})
+                file.flush()
                 print(*{**key, **shown}.values(), flush=True)
-            file.flush()
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ ATTACKS: dict[str, dict[str, Any] | None] = {
     "Backdoor": BACKDOOR,
     "DBA": node("DBA", scale=5.0),
     "Neurotoxin": node("Neurotoxin", attack=BACKDOOR),
+    "EdgeCaseBackdoor": node("EdgeCaseBackdoor", scale=5.0),
+    "PoisonedFL": node("PoisonedFL", period=10),
 }
 F = {"num_byzantine": 0.2}
 TRIMMED = node("TrimmedMean", trim=0.2)
@@ -87,6 +89,11 @@ RULES: dict[str, dict[str, Any]] = {
     "Bucketing + GeometricMedian": node("Bucketing", rule=node("GeometricMedian")),
     "ARC + GeometricMedian": node("ARC", rule=node("GeometricMedian"), **F),
     "FLTrust": node("FLTrust"),
+    "AlignIns": node("AlignIns"),
+    "LASA": node("LASA"),
+    "MultiMetrics": node("MultiMetrics", local_lr=0.15),
+    "RFLBAT": node("RFLBAT"),
+    "DeepSight": node("DeepSight", input_shape=[1, 28, 28], local_lr=0.15),
 }
 # What a rule needs besides: data at the server; a sum is as many times as long as a mean.
 OVERRIDES = {

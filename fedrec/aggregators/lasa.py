@@ -36,7 +36,9 @@ class LASA(Aggregator):
     averaged over all. Client weights are ignored.
 
     As in the paper, entries are compared over the whole update; the authors' code does not
-    sparsify biases. Without a `ctx`, which knows the layers, there is one layer.
+    sparsify biases, and takes the lower of the two middle norms for an even number of clients. In
+    that code, too, the updates that are averaged are the clipped and sparsified ones. Without a
+    `ctx`, which knows the layers, there is one layer.
 
     Args:
         sparsity: Share of an update's entries that are set to zero, in [0, 1).

@@ -28,7 +28,9 @@ class PoisonedFL(Attack):
 
     It takes neither data nor knowledge of other clients, so it is for fake clients that the
     attacker injects (`Federation.from_data(..., fake_clients=...)`), though any malicious client
-    can do it. In the first round, in which there is no aggregate yet, zeros are sent.
+    can do it. In the first round, in which there is no aggregate yet, zeros are sent, as in the
+    authors' code. That code tests the movement over one round less than `period`, and takes a
+    weight that did not move by its own sign; here it is not aligned.
 
     Args:
         scale: $c > 0$ to begin with.
