@@ -131,7 +131,7 @@ def exact_round(num_clients: int) -> Callable[[], object]:
     federation = workload("cnn", num_clients, malicious=0.0)
     clients = federation.clients
     loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False)
-    executor = loop.runtime.choose_executor()
+    executor = loop.runtime.choose_executor(None)
     weights = federation.layout.flatten(federation.module)
     ctx = RoundContext(
         round=0,

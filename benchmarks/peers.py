@@ -124,7 +124,7 @@ def fedrec(problem: Problem) -> Peer:
     ]
     federation = Federation(clients, module)
     loop = FederatedLoop(accelerator="cpu", logger=False, enable_progress_bar=False)
-    executor = loop.runtime.choose_executor()
+    executor = loop.runtime.choose_executor(None)
 
     ids, layout = federation.client_ids, federation.layout
     context = functools.partial(

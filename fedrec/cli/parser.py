@@ -462,7 +462,7 @@ def _of_histories(call: Call) -> list[_Command]:
                 ),
                 key,
             ],
-            "shard runs/quickstart sharded/history --shards 8",
+            "shard runs/quickstart sharded --shards 8",
         ),
         command(
             "merge",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedrec.exceptions import RankError
+from fedrec.exceptions import FedrecError, RankError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -121,11 +120,12 @@ class Ranks:
                 result = function()
             except Exception as raised:  # noqa: BLE001 - raised again below, in every rank
                 error = raised
-        result, other = self.broadcast((result, None if error is None else _portable(error)))
+        result, failed = self.broadcast((result, None if error is None else _portable(error)))
         if error is not None:
             raise error
-        if other is not None:
-            raise other
+        if failed is not None:
+            kind, text = failed
+            raise kind(text)
         return result  # type: ignore[return-value]
 
     def each(self, function: Callable[[], T]) -> list[T]:
@@ -308,10 +308,8 @@ def _in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _portable(error: Exception) -> Exception:
-    """Return an error that can be sent to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - made in this line
-    except Exception:  # noqa: BLE001 - whatever an error class makes of it
-        return RankError(f"Rank 0 has failed ({type(error).__name__}: {error}).")
-    return error
+def _portable(error: Exception) -> tuple[type[FedrecError], str]:
+    """Return the class and the text with which other processes raise an error of rank 0."""
+    if isinstance(error, FedrecError):
+        return type(error), str(error)
+    return RankError, f"Rank 0 has failed ({_in_short(error)}), which ends all others. {_HINT}"

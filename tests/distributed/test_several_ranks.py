@@ -171,7 +171,7 @@ def test_a_recipe_on_two_devices_comes_to_the_same_and_says_it_once(tmp_path):
     ]
     for result in results:
         assert len(result["methods"]) == 6
-    one, two = ({m["label"]: m["ter"] for m in result["methods"]} for result in results)
+    one, two = ({m["name"]: m["ter"] for m in result["methods"]} for result in results)
     assert one == two
     assert sorted((tmp_path / "2/runs/small/history").iterdir()) == [
         tmp_path / f"2/runs/small/history/shard-00{v}" for v in range(4)

@@ -500,9 +500,9 @@ def test_only_asking_for_vectorised_warns() -> None:
     made = clients(module)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        both(module, made, FederatedLoop(executor="auto").runtime.choose_executor())
+        both(module, made, FederatedLoop(executor="auto").runtime.choose_executor(None))
     with pytest.warns(FedrecWarning, match="one client after another"):
-        both(module, made, FederatedLoop(executor="vectorized").runtime.choose_executor())
+        both(module, made, FederatedLoop(executor="vectorized").runtime.choose_executor(None))
 
 
 def test_unknown_paths_are_refused() -> None:
