@@ -16,7 +16,10 @@ from fedrec.history import ShardedHistory
 
 _HERE = Path(__file__).parent
 _REPOSITORY = _HERE.parents[1]
-_SECONDS = 240
+_SECONDS = 500
+
+# A dozen processes import torch, one after the other on a busy machine.
+pytestmark = pytest.mark.timeout(900)
 
 
 def _start(*words: object, cwd: Path | None = None) -> subprocess.Popen[str]:
@@ -72,8 +75,8 @@ def _run(*words: object, code: int | None = 0) -> str:
 def test_one_and_three_ranks_come_to_the_same_with_every_component(tmp_path):
     files = {devices: tmp_path / f"{devices}.json" for devices in (1, 3)}
     script = _HERE / "ranks_outcomes.py"
-    for process in [_start(script, devices, file) for devices, file in files.items()]:
-        _finish(process)
+    for devices, file in files.items():
+        _run(script, devices, file)
     one, three = (json.loads(files[devices].read_text()) for devices in (1, 3))
     assert len(one) > 100
     assert one == three
@@ -147,7 +150,7 @@ def test_the_first_rank_is_killed(tmp_path, undisturbed):
 
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks(tmp_path, undisturbed):
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", 0]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     script = _HERE / "ranks_run.py"
     _run(*torchrun, script, 2, tmp_path, "record")
     assert (tmp_path / "record.txt").read_text() == undisturbed["record"]
