@@ -9,8 +9,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Errors are shown, notices are not: pip's about its own releases and this machine's package
 # indexes, the docs theme's about the future of mkdocs.
-# Python compiles what is imported; pip would compile all of torch, one module after another.
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --no-compile -c constraints.txt
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
