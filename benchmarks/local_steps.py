@@ -17,15 +17,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from local_updates import NETS, data_of
+from local_updates import NETS, data_of, first_round
 from timing import interleave, median, table, write_csv
 
 from fedrec.clients import LightningClient
 from fedrec.executors import SequentialExecutor, VectorizedExecutor
 from fedrec.loop.runtime import keep_freed_memory
 from fedrec.models import Classifier
-from fedrec.parameters import ParameterVector
-from fedrec.types import RoundContext
 
 HEADERS = (
     *("net", "clients", "momentum", "steps", "sequential", "vmap", "fedrec takes"),
@@ -40,15 +38,7 @@ def ways(
     data = data_of(name, num_clients, 32)
     options = {"batch_size": 32, "local_steps": steps, "local_lr": module.lr}
     clients = [LightningClient(f"c{i}", module, part, **options) for i, part in enumerate(data)]
-    layout = ParameterVector(module)
-    weights = layout.flatten(module)
-    ctx = RoundContext(
-        round=0,
-        phase="record",
-        client_ids=tuple(c.client_id for c in clients),
-        global_weights=weights,
-        layout=layout,
-    )
+    weights, ctx = first_round(module, clients)
     found: dict[str, Callable[[], object]] = {
         "sequential": partial(SequentialExecutor().compute, clients, weights, ctx)
     }

@@ -16,7 +16,7 @@ import argparse
 import copy
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -203,14 +203,10 @@ def fit(module: Classifier, data: list[TensorDataset], batch_size: int) -> None:
         trainer.fit(module, DataLoader(dataset, batch_size, shuffle=True))
 
 
-def fedrec_ways(
-    module: Classifier, data: list[TensorDataset], batch_size: int, others: bool
-) -> dict[str, Callable[[], object]]:
-    """Return a function for each path that is not refused, by name."""
-    clients = [
-        LightningClient(f"client-{i:03d}", module, dataset, batch_size=batch_size)
-        for i, dataset in enumerate(data)
-    ]
+def first_round(
+    module: Classifier, clients: Sequence[LightningClient]
+) -> tuple[Tensor, RoundContext]:
+    """Return the weights of a module, and the context in which clients start from them."""
     layout = ParameterVector(module)
     weights = layout.flatten(module)
     ctx = RoundContext(
@@ -220,6 +216,18 @@ def fedrec_ways(
         global_weights=weights,
         layout=layout,
     )
+    return weights, ctx
+
+
+def fedrec_ways(
+    module: Classifier, data: list[TensorDataset], batch_size: int, others: bool
+) -> dict[str, Callable[[], object]]:
+    """Return a function for each path that is not refused, by name."""
+    clients = [
+        LightningClient(f"client-{i:03d}", module, dataset, batch_size=batch_size)
+        for i, dataset in enumerate(data)
+    ]
+    weights, ctx = first_round(module, clients)
     ways: dict[str, Callable[[], object]] = {}
 
     def add(name: str, executor: Executor, path: str) -> None:

@@ -21,7 +21,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from fedrec.distributed.ranks import Ranks
+from fedrec.distributed.ranks import Ranks, failure_of
 from fedrec.exceptions import ConfigurationError, FedrecWarning, expected
 
 __all__ = ["launch"]
@@ -87,7 +87,16 @@ class _Launcher(_SubprocessScriptLauncher):
     """Starts processes as Lightning does, without its observer.
 
     When one of them dies, that would kill this process, too, before it can say why it ends.
+
+    Args:
+        strategy: Whose processes they are.
     """
+
+    def __init__(self, strategy: _Strategy) -> None:
+        environment = strategy.cluster_environment
+        assert environment is not None
+        super().__init__(environment, strategy.num_processes, strategy.num_nodes)
+        self._strategy = strategy
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.cluster_environment.validate_settings(
@@ -97,11 +106,9 @@ class _Launcher(_SubprocessScriptLauncher):
             if sys.argv[0] in ("", "-", "-c"):
                 raise RuntimeError("they run the same script again, and there is none")
             self._call_children_scripts()
-            self.on_start()
+            watch = threading.Thread(target=_watch, args=[self._strategy], daemon=True)
+            watch.start()
         return function(*args, **kwargs)
-
-    def on_start(self) -> None:
-        """Called when the processes have been started."""
 
 
 class _Strategy(DDPStrategy):
@@ -116,11 +123,7 @@ class _Strategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         if isinstance(self._launcher, _SubprocessScriptLauncher):
-            environment = self.cluster_environment
-            assert environment is not None
-            self._launcher = _Launcher(environment, self.num_processes, self.num_nodes)
-            watch = threading.Thread(target=_watch, args=[self], name="fedrec-ranks", daemon=True)
-            self._launcher.on_start = watch.start  # type: ignore[method-assign]
+            self._launcher = _Launcher(self)
 
 
 def _end(strategy: _Strategy) -> None:
@@ -140,16 +143,16 @@ def _watch(strategy: _Strategy) -> None:
         codes = [child.poll() for child in strategy.children]
         if all(code == 0 for code in codes):
             return
-        dead = next((i for i, code in enumerate(codes) if code), None)
-        if dead is None:
+        dead = [(i, code) for i, code in enumerate(codes, start=1) if code]
+        if not dead:
             continue
-        code = codes[dead] or 0
+        place, code = dead[0]
         why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        rank = strategy.global_rank + dead + 1
+        rank = strategy.global_rank + place
         if strategy.ranks is not None:
             strategy.ranks.say_of(rank, why)
             time.sleep(_GRACE)  # for this process to raise an error
-        sys.stderr.write(f"Error: Rank {rank} has failed ({why}), which ends all others.\n")
+        sys.stderr.write(f"Error: {failure_of(rank, why)}\n")
         for child in strategy.children:
             child.kill()
         os._exit(1)

@@ -18,7 +18,7 @@ from fedrec.exceptions import FedrecError, RankError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "failure_of"]
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class Ranks:
             raise failed
         for rank, (_, why) in enumerate(found):
             if why is not None:
-                raise RankError(f"Rank {rank} has failed ({why}), which ends all others. {_HINT}")
+                raise RankError(failure_of(rank, why))
         return [result for result, _ in found]  # type: ignore[misc]
 
     def rows(self, part: Tensor, counts: Sequence[int]) -> Tensor:
@@ -290,7 +290,7 @@ class Ranks:
                 for r in others:
                     if store.check([f"left/{r}"]):
                         why = store.get(f"left/{r}").decode()
-                        return f"Rank {r} has failed ({why}), which ends all others. {_HINT}"
+                        return failure_of(r, why)
                 silent = [r for r in others if not store.check([f"waits/{r}"])]
                 time.sleep(0.05)
         except (RuntimeError, OSError):
@@ -300,6 +300,11 @@ class Ranks:
         names = ", ".join(map(str, silent))
         noun = "Rank" if len(silent) == 1 else "Ranks"
         return f"{noun} {names} died, or did not answer in time, which ends all others. {_HINT}"
+
+
+def failure_of(rank: int, why: str) -> str:
+    """Return the error text for a rank that has failed."""
+    return f"Rank {rank} has failed ({why}), which ends all others. {_HINT}"
 
 
 def _in_short(error: BaseException) -> str:
@@ -312,4 +317,4 @@ def _portable(error: Exception) -> tuple[type[FedrecError], str]:
     """Return the class and the text with which other processes raise an error of rank 0."""
     if isinstance(error, FedrecError):
         return type(error), str(error)
-    return RankError, f"Rank 0 has failed ({_in_short(error)}), which ends all others. {_HINT}"
+    return RankError, failure_of(0, _in_short(error))

@@ -35,6 +35,8 @@ class ShardedExecutor(Executor):
     def __init__(self, *, make: Callable[[], Executor], sharding: Sharding, ranks: Ranks) -> None:
         self._sharding, self._ranks = sharding, ranks
         self._executors = {shard: make() for shard in sharding.own}
+        # Clients a round whose updates are computed sequentially as well.
+        self._audit: int = getattr(self._executors[sharding.own[0]], "audit", 0)
         self._departure: Mapping[str, Any] | None = None
 
     @property
@@ -90,14 +92,10 @@ class ShardedExecutor(Executor):
         def own() -> list[_Said]:
             for shard, group in self._own(clients).items():
                 executor = self._executors[shard]
-                audit = executor.audit if isinstance(executor, VectorizedExecutor) else 0
-                if audit and shard != audited:  # as many clients a round as without shards
-                    executor.audit = 0  # type: ignore[attr-defined]
-                try:
-                    found = executor.compute(group, global_weights, ctx)
-                finally:
-                    if audit:
-                        executor.audit = audit  # type: ignore[attr-defined]
+                if isinstance(executor, VectorizedExecutor):
+                    # As many clients are audited in a round as without shards.
+                    executor.audit = self._audit if shard == audited else 0
+                found = executor.compute(group, global_weights, ctx)
                 found = refuse_nonfinite(found, buffers=ctx.buffers is not None)
                 sent.append(found)
                 said.append(_Said(found, executor.departure))

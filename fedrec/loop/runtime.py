@@ -104,6 +104,8 @@ class Runtime:
     def shard(self, client_ids: Sequence[str], recorded: int | None = None) -> Sharding | None:
         """Return the shards of the clients; `None` where there is one shard and one process.
 
+        Shards are computed with one thread until the end of the run, unless the loop says more.
+
         Args:
             client_ids: All clients of the recording.
             recorded: The number of shards of an existing recording.
@@ -122,7 +124,7 @@ class Runtime:
         if number == ranks.size == 1:
             return None
         if self.settings.num_threads is None:
-            torch.set_num_threads(1)  # until the end of the run, however many cores a rank has
+            torch.set_num_threads(1)  # however many cores a rank has
         ids = tuple(client_ids)
         return Sharding(client_ids=ids, num_shards=number, rank=ranks.rank, size=ranks.size)
 

@@ -258,8 +258,7 @@ class _Session:
 
     def _do(self, step: str, arguments: tuple[Any, ...]) -> Any:
         try:
-            done = {"record": self._do_record, "detect": self._do_detect}.get(step)
-            return self._do_recover(*arguments) if done is None else done()
+            return getattr(self, f"_do_{step}")(*arguments)
         finally:
             if self.ranks.size > 1:
                 self.history.close()
