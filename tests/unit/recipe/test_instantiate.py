@@ -237,13 +237,14 @@ def test_constructors_of_any_kind_may_refuse(own_module: str) -> None:
 def test_no_text_is_made_up_for_a_constructor(
     own_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.iterdir())
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     _, errors = build(
         {"class_path": "Opening", "init_args": {"factor": 2}}, Aggregator, (own_module,)
     )
     assert errors == ["slot.init_args.path: Expected `path` to be text, but it is missing."]
-    assert sorted(tmp_path.iterdir()) == before
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("buffer_size", [-1, "x"])
