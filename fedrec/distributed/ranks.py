@@ -132,8 +132,9 @@ class Ranks:
         """Call a function in every rank; return what each returns, in order.
 
         Raises:
-            Exception: What the function raised in this rank.
-            RankError: If it raised something in another one.
+            FedrecError: If it raised that in one of them; the same in all ranks.
+            Exception: What else it raised in this rank.
+            RankError: If it raised that in another one.
         """
         if self.size == 1:
             return [function()]
@@ -143,10 +144,13 @@ class Ranks:
             result = function()
         except Exception as error:  # noqa: BLE001 - raised again below, once all ranks know
             failed = error
-        found = self.gather((result, None if failed is None else _in_short(failed)))
-        if failed is not None:
+        known = failed if failed is None or isinstance(failed, FedrecError) else _in_short(failed)
+        found = self.gather((result, known))
+        if failed is not None and not isinstance(failed, FedrecError):
             raise failed
         for rank, (_, why) in enumerate(found):
+            if isinstance(why, FedrecError):
+                raise why
             if why is not None:
                 raise RankError(failure_of(rank, why))
         return [result for result, _ in found]  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
-from fedrec.types import ClientCost, CohortUpdates
+from fedrec.types import ClientCost, CohortUpdates, rows_of
 
 __all__ = ["ShardedUpdates"]
 
@@ -68,6 +69,18 @@ class ShardedUpdates(CohortUpdates):
     part: Tensor
     sharding: Sharding
     ranks: Ranks
+
+    @classmethod
+    def of(cls, sent: CohortUpdates, sharding: Sharding, ranks: Ranks) -> ShardedUpdates:
+        """Return updates of which every rank has all rows."""
+        if isinstance(sent, ShardedUpdates):
+            return sent
+        place = {c: i for i, c in enumerate(sent.client_ids)}
+        rows = [place[c] for c in sharding.in_order(sharding.owned(sent.client_ids))]
+        known = {f.name: getattr(sent, f.name) for f in fields(sent) if f.name != "updates"}
+        made = cls(part=sent.updates[rows], sharding=sharding, ranks=ranks, **known)
+        made.__dict__["updates"] = sent.updates  # nobody has to gather them
+        return made
 
     @cached_property
     def updates(self) -> Tensor:
@@ -151,6 +164,50 @@ class ShardedUpdates(CohortUpdates):
             num_samples=self.num_samples[rows],
             buffers=None if self.buffers is None else self.buffers[rows],
         )
+
+    def joined(self, *others: CohortUpdates, client_ids: Sequence[str]) -> ShardedUpdates:
+        """Return updates that are here or in others, in the given order, and nothing besides."""
+        parts = [self, *(ShardedUpdates.of(one, self.sharding, self.ranks) for one in others)]
+        own = self.sharding.in_order(self.sharding.owned(client_ids))
+        sizes = [(part.client_ids, part.num_samples) for part in parts]
+        return ShardedUpdates(
+            part=rows_of([(part.own_ids, part.part) for part in parts], own),
+            sharding=self.sharding,
+            ranks=self.ranks,
+            client_ids=tuple(client_ids),
+            num_samples=rows_of(sizes, client_ids),
+        )
+
+    def in_process(self) -> CohortUpdates:
+        """Return the updates of this rank's clients, in the order of the shards."""
+        ids = self.own_ids
+        sizes = rows_of([(self.client_ids, self.num_samples)], ids)
+        return CohortUpdates(client_ids=tuple(ids), updates=self.part, num_samples=sizes)
+
+    def shards(self) -> dict[int | None, CohortUpdates]:
+        """Return the updates of each of this rank's shards that has any, by shard."""
+        own, begin = self.in_process(), 0
+        found: dict[int | None, CohortUpdates] = {}
+        for shard, ids in self.sharding.by_shard(own.client_ids).items():
+            rows = slice(begin, begin + len(ids))
+            found[shard] = CohortUpdates(
+                client_ids=tuple(ids),
+                updates=self.part[rows],
+                num_samples=own.num_samples[rows],
+            )
+            begin = rows.stop
+        return found
+
+    def with_rows(self, rows: Sequence[Tensor]) -> ShardedUpdates:
+        """Return the same with other updates, of each of `shards()`."""
+        if len(rows) == 1:
+            return self._with(part=rows[0])
+        return self._with(part=torch.cat([self.part[:0], *rows]))
+
+    def gathered(self, values: Sequence[Tensor]) -> Tensor:
+        """Return what is known of each client, in the order of `client_ids`, in all ranks."""
+        found = torch.cat([value for rank in self.ranks.gather(list(values)) for value in rank])
+        return rows_of([(self.sharding.in_order(self.client_ids), found)], self.client_ids)
 
     def _with(self, **changes: object) -> ShardedUpdates:
         kept = {k: v for k, v in self.__dict__.items() if k != "updates"}

@@ -337,10 +337,11 @@ class Engine:
     ) -> Tensor:
         """Aggregate updates without gathering them, by a rule that needs no whole rows.
 
-        They are finite: those of clients were checked on arrival, those of a history when it was
-        written.
+        Those of clients were checked on arrival; in a recovery there are others.
         """
         rule, width = self.aggregator, ctx.global_weights.numel()
+        if self.phase == "recover":
+            rule.require_finite(sent.part, sent.own_ids)
         if self._needs == "sums":
             rule.check_cohort(len(sent.client_ids))
             coefficients = rule.coefficients(weights)
