@@ -37,7 +37,7 @@ from fedrec.types import RunResult
 RULES: dict[str, Callable[[], Aggregator]] = {
     "FedAvg (sums)": FedAvg,
     "TrimmedMean (columns)": lambda: TrimmedMean(trim=0.2),
-    "Krum (rows)": lambda: Krum(num_byzantine=0.2),
+    "Krum (gram)": lambda: Krum(num_byzantine=0.2),
 }
 # Network, clients, fraction of them in a round, samples a batch.
 WORKLOADS: dict[str, tuple[str, int, float, int]] = {

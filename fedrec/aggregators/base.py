@@ -76,8 +76,9 @@ class Aggregator(Component, ABC):
 
     #: What of updates that are spread over several processes the rule needs at once: `"rows"`, all
     #: of them; `"columns"`, all rows of a block of columns, for a rule that treats every column
-    #: alike and alone; `"sums"`, sums of rows times their `coefficients`. A subclass that changes
-    #: `aggregate` and not this attribute needs rows.
+    #: alike and alone; `"sums"`, sums of rows times their `coefficients`; `"gram"`, the inner
+    #: products of all rows, then sums of rows times their `gram_coefficients`. A subclass that
+    #: changes `aggregate` and not this attribute needs rows.
     needs: str = "rows"
 
     @property
@@ -132,6 +133,19 @@ class Aggregator(Component, ABC):
             Shape $(m,)$, or `None`.
         """
         return None
+
+    def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
+        """Return what each row is multiplied with, for a rule with `needs = "gram"`.
+
+        Args:
+            gram: Inner products of every two rows, shape $(m, m)$, see
+                `fedrec.functional.gram_matrix`.
+            client_weights: Shape $(m,)$, non-negative, with a positive sum.
+
+        Returns:
+            Shape $(m,)$.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs {self.needs}")
 
     def generator(self, ctx: RoundContext | None) -> torch.Generator:
         """Return this rule's own random numbers of a round: the same each time it is asked.

@@ -183,27 +183,31 @@ class Ranks:
             return found
         return torch.cat([found[r * most : r * most + k] for r, k in enumerate(counts)])
 
-    def columns(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+    def columns(
+        self, part: Tensor, counts: Sequence[int], blocks: Sequence[slice] | None = None
+    ) -> Tensor:
         """Return some columns of the rows of all ranks: each rank gets a block of its own.
 
         Args:
             part: Rows of this rank.
             counts: Number of rows of each rank.
+            blocks: The columns of each rank, one block after the other; `block(d)` unless given.
 
         Raises:
             RankError: If another rank has left, or does not answer in time.
 
         Shape:
             - `part`: $(m_r, d)$.
-            - Output: $(m, d_r)$, the columns `block(d)`.
+            - Output: $(m, d_r)$.
         """
         if self.size == 1:
             return part
-        widths = [self.block(part.shape[1], r) for r in range(self.size)]
-        own = widths[self.rank]
-        send = torch.cat([part[:, block].flatten() for block in widths])
+        if blocks is None:
+            blocks = [self.block(part.shape[1], r) for r in range(self.size)]
+        own = blocks[self.rank]
+        send = torch.cat([part[:, block].flatten() for block in blocks])
         found = part.new_empty(sum(counts), own.stop - own.start)
-        leaving = [len(part) * (block.stop - block.start) for block in widths]
+        leaving = [len(part) * (block.stop - block.start) for block in blocks]
         arriving = [k * found.shape[1] for k in counts]
         with self._together():
             dist.all_to_all_single(found.view(-1), send, arriving, leaving, group=self._group)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
+from fedrec.functional.distances import gram_matrix
 from fedrec.types import ClientCost, CohortUpdates, rows_of
 
 __all__ = ["ShardedUpdates"]
@@ -112,9 +113,39 @@ class ShardedUpdates(CohortUpdates):
             The columns `ranks.block(width)` in the order of the shards, shape $(m, d_r)$, and the
             place in `client_ids` of each row, shape $(m,)$.
         """
+        return self.ranks.columns(self.part, self.sharding.counts(self.client_ids)), self._places
+
+    def gram(self, width: int) -> Tensor:
+        """Return the inner products of every two rows; see `fedrec.functional.gram_matrix`.
+
+        There is a block of columns for each shard: each rank computes what its blocks add, and all
+        of them are added up in one order.
+
+        Args:
+            width: $d$.
+
+        Returns:
+            Shape $(m, m)$, in the order of `client_ids`; the same bits for any number of ranks.
+        """
+        count, size = self.sharding.num_shards, self.sharding.size
+        ends = [v * width // count for v in range(count + 1)]
+        shards = [[v for v in range(count) if self.sharding.owner(v) == r] for r in range(size)]
+        blocks = [slice(ends[own[0]], ends[own[-1] + 1]) for own in shards]
+        found = self.ranks.columns(self.part, self.sharding.counts(self.client_ids), blocks)
+        first = blocks[self.sharding.rank].start
+        products = [
+            gram_matrix(found[:, ends[v] - first : ends[v + 1] - first]).flatten()
+            for v in self.sharding.own
+        ]
+        total = _sum(self.ranks.rows(torch.stack(products), [len(own) for own in shards]))
+        order = self._places.argsort().to(total.device)
+        return total.view(len(order), -1)[order][:, order]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """The place in `client_ids` of each client in the order of the shards, shape $(m,)$."""
         place = {c: i for i, c in enumerate(self.client_ids)}
-        order = torch.tensor([place[c] for c in self.sharding.in_order(self.client_ids)])
-        return self.ranks.columns(self.part, self.sharding.counts(self.client_ids)), order
+        return torch.tensor([place[c] for c in self.sharding.in_order(self.client_ids)])
 
     def weighted_sum(self, coefficients: Tensor) -> Tensor:
         """Return the sum of all rows times their coefficients: of each shard, then of the shards.
@@ -137,12 +168,7 @@ class ShardedUpdates(CohortUpdates):
         counts = [0] * self.sharding.size
         for shard in shards:
             counts[self.sharding.owner(shard)] += 1
-        first: Tensor
-        first, *others = self.ranks.rows(torch.cat(sums), counts)
-        total = first.clone()
-        for other in others:
-            total += other
-        return total
+        return _sum(self.ranks.rows(torch.cat(sums), counts))
 
     def to(self, device: torch.device) -> ShardedUpdates:
         """Return the updates on a device; the object itself if they are there."""
@@ -210,5 +236,13 @@ class ShardedUpdates(CohortUpdates):
         return rows_of([(self.sharding.in_order(self.client_ids), found)], self.client_ids)
 
     def _with(self, **changes: object) -> ShardedUpdates:
-        kept = {k: v for k, v in self.__dict__.items() if k != "updates"}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("updates", "_places")}
         return ShardedUpdates(**{**kept, **changes})
+
+
+def _sum(rows: Tensor) -> Tensor:
+    """Return the sum of rows, added up from the first to the last."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total

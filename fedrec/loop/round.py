@@ -347,6 +347,11 @@ class Engine:
             coefficients = rule.coefficients(weights)
             assert coefficients is not None
             return sent.weighted_sum(coefficients)
+        if self._needs == "gram":
+            rule.check_cohort(len(sent.client_ids))
+            if 2 * len(sent.client_ids) * sent.sharding.num_shards > width:
+                return rule(sent.updates, weights, ctx)  # which are less than the products
+            return sent.weighted_sum(rule.gram_coefficients(sent.gram(width), weights))
         if width < _FEWEST_COLUMNS * sent.ranks.size:
             return rule(sent.updates, weights, ctx)
         block, order = sent.columns(width)

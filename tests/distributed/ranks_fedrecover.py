@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedrec import FederatedLoop, Federation, LightningClient
-from fedrec.aggregators import FedAvg, Median, TrimmedMean
+from fedrec.aggregators import FedAvg, Krum, Median, MultiKrum, TrimmedMean
 from fedrec.attacks import SignFlip
 from fedrec.data import Digits
 from fedrec.distributed.updates import ShardedUpdates
@@ -121,9 +121,15 @@ def main(devices: int, folder: Path) -> None:
                 exclude=["client-0", "client-9"], on_bad_update="drop",
             )  # fmt: skip
             outcomes[f"{name}, {where}"] = outcome(result)
-    for rule in (Median(), TrimmedMean(trim=0.2), FedAvg()):
+    for rule in (
+        Median(),
+        TrimmedMean(trim=0.2),
+        FedAvg(),
+        Krum(num_byzantine=1),
+        MultiKrum(num_byzantine=1),
+    ):
         result = loop.recover(
-            federation(), shards, HistoricalOnly(), ["client-0", "client-9"], aggregator=rule
+            federation(), whole, HistoricalOnly(), ["client-0", "client-9"], aggregator=rule
         )
         outcomes[f"HistoricalOnly, {rule}"] = outcome(result)
     ShardedUpdates.updates = gather  # what an attacker sees is gathered
