@@ -14,6 +14,7 @@ from torch import Tensor
 from fedrec._checks import check_choice, check_float, check_int, is_integer, of_class
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import torch_generator
+from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.estimators import (
@@ -170,6 +171,8 @@ class FedRecover(ReplayRecoverer):
         self.assumes_gradients = self.estimator is not None and self.estimator.assumes_gradients
         self._threshold = float("inf")
         self._num_estimated = self._num_filtered = 0
+        # Of the last estimates: where one could not be used, the next round's are likely the same.
+        self._all_normal = True
 
     def exact_reason(self, t: int, max_rounds: int) -> str | None:
         """Return why all clients are asked in round `t`, or `None` if updates are estimated.
@@ -344,10 +347,30 @@ class FedRecover(ReplayRecoverer):
         """
         assert self.estimator is not None
         updates, largest, usable = self.estimator.estimate(record, global_weights)
+        return updates, *self._verdicts(largest, usable)
+
+    def _verdicts(self, largest: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         largest = largest.cpu()
         usable = usable & torch.isfinite(largest)
         normal = largest <= self._threshold
-        return updates, usable & normal, usable & ~normal
+        return usable & normal, usable & ~normal
+
+    def _aggregated(
+        self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
+    ) -> AggregatedUpdates | None:
+        """Aggregate estimates while they are computed; `None` where somebody needs the rows."""
+        assert self.estimator is not None
+        if self.diagnose or not self._all_normal or record.client_ids != ctx.client_ids:
+            return None
+        rule = ctx.column_rule(record.client_ids)
+        found = None if rule is None else self.estimator.aggregate(record, global_weights, rule)
+        if found is None or not bool(self._verdicts(found.largest, found.usable)[0].all()):
+            return None
+        self._num_estimated += len(record.client_ids)
+        estimator = self.estimator
+        return AggregatedUpdates(
+            found.aggregate, lambda: estimator.estimate(record, global_weights).updates, record.sent
+        )
 
     def _estimated(
         self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
@@ -355,11 +378,15 @@ class FedRecover(ReplayRecoverer):
         """Estimate all updates; ask the clients whose estimate is abnormal or missing."""
         if not record.client_ids:
             return ctx.exact(ctx.client_ids, "fallback")
+        aggregated = self._aggregated(record, global_weights, ctx)
+        if aggregated is not None:
+            return aggregated
         estimates, normal, abnormal = self._estimates(record, global_weights)
         self._num_estimated += int(normal.sum())
+        self._all_normal = bool(normal.all())
         if self.diagnose:
             self._compare(record, estimates, normal, ctx)
-        if record.client_ids == ctx.client_ids and bool(normal.all()):
+        if record.client_ids == ctx.client_ids and self._all_normal:
             return replace(record.sent, updates=estimates)
         rows = {
             c: (estimates[i], record.num_samples[i])

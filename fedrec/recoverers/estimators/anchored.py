@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_float, check_int
+from fedrec.aggregators.base import ColumnRule
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.recoverers.estimators.base import Estimates, Estimator
-from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
+from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
@@ -257,14 +258,9 @@ class AnchoredLBFGS(Estimator):
         beta, gamma = self._beta, self._gamma
         if self._compiles(len(rows)):
             assert self._pairs is not None
-            known, which = self._known_rounds(rows)
-            vectors = global_weights.new_empty(len(known), len(global_weights))
-            for v, t in zip(vectors, known, strict=True):
-                now, then = self._models[t]
-                torch.sub(global_weights, now, out=v)
-                v.sub_(record.global_weights - then, alpha=beta).mul_(gamma)
+            sources, which = self._sources(record, global_weights, rows)
             anchors = self._anchors, self._recorded, beta
-            found = self._pairs.combined(record.updates, vectors, which, rows, anchors)
+            found = self._pairs.combined(record.updates, sources.vectors(), which, rows, anchors)
             return found._replace(usable=usable)
         updates, device = torch.empty_like(record.updates), global_weights.device
         largest = torch.full((len(rows),), float("nan"))
@@ -279,6 +275,34 @@ class AnchoredLBFGS(Estimator):
             else:
                 updates[here], largest[group] = part, largest_magnitudes(part).cpu()
         return Estimates(updates, largest, usable)
+
+    def aggregate(
+        self, record: RoundRecord, global_weights: Tensor, rule: ColumnRule
+    ) -> AggregatedEstimates | None:
+        """Estimate and aggregate in one pass, where that is compiled."""
+        rows = self._rows_of(record)
+        usable = self._round[rows] >= 0
+        if not bool(usable.all()) or not self._compiles(len(rows)):
+            return None
+        assert self._pairs is not None
+        sources, which = self._sources(record, global_weights, rows)
+        anchors = self._anchors, self._recorded, self._beta
+        found = self._pairs.aggregated(record, sources, which, rows, rule, anchors)
+        return found._replace(usable=usable)
+
+    def _sources(
+        self, record: RoundRecord, weights: Tensor, rows: Tensor
+    ) -> tuple[Sources, Tensor]:
+        """Return what vectors are computed from, and which of them is whose."""
+        known, which = self._known_rounds(rows)
+        now, then = (
+            torch.stack([self._models[t][i] for t in known])
+            if len(known) > 1
+            else self._models[known[0]][i][None]
+            for i in range(2)
+        )
+        sources = Sources(weights, record.global_weights, now, then, self._beta, self._gamma)
+        return sources, which
 
     def _compiles(self, num_rows: int) -> bool:
         return isinstance(self._pairs, ClientPairs) and self._pairs.compiles(num_rows)

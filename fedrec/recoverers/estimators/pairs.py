@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedrec.aggregators.base import ColumnRule
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.recovery.lbfgs import condition_number, middle_inverse
-from fedrec.recoverers.estimators.base import Estimates
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.threshold import largest_magnitudes
+from fedrec.types import RoundRecord
 
-__all__ = ["ClientPairs"]
+__all__ = ["ClientPairs", "Sources"]
 
 # A pair with s.y <= CURVATURE |s|^2, or |s.y| where negative ones are taken, is not used.
 CURVATURE = 1e-8
@@ -21,6 +23,42 @@ CURVATURE = 1e-8
 MAX_CONDITION = 1e10
 # Pairs that a CPU works on at a time: what was just written is read again while in its cache.
 BLOCK_BYTES = 1 << 23
+
+
+class Sources(NamedTuple):
+    r"""What the vectors that estimates multiply with are computed from.
+
+    $$v_g = \gamma \left[ (\hat w - \hat w_g) - \beta (\bar w - \bar w_g) \right]$$
+
+    Attributes:
+        weights: $\hat w$, shape $(d,)$.
+        recorded: $\bar w$, shape $(d,)$.
+        now: $\hat w_g$, shape $(g, d)$.
+        then: $\bar w_g$, shape $(g, d)$.
+        beta: $\beta$.
+        gamma: $\gamma$.
+    """
+
+    weights: Tensor
+    recorded: Tensor
+    now: Tensor
+    then: Tensor
+    beta: float
+    gamma: float
+
+    def vectors(self) -> Tensor:
+        """Return all $v_g$, shape $(g, d)$, compiled by numba."""
+        from fedrec.functional.kernels import _numba_estimates
+
+        found = _numba_estimates.vectors_of(
+            self.weights.numpy(),
+            self.recorded.numpy(),
+            self.now.numpy(),
+            self.then.numpy(),
+            self.beta,
+            self.gamma,
+        )
+        return torch.from_numpy(found)
 
 
 class ClientPairs:
@@ -63,6 +101,8 @@ class ClientPairs:
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
         self._estimates: Tensor | None = None
+        # Vectors of the next round, if it goes as expected; whose; clients; products with theirs.
+        self._ahead: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def push(
         self,
@@ -84,6 +124,7 @@ class ClientPairs:
             alone: Whether they were asked on their own account, and not in a round for all: the
                 pair takes the place of all others of its client, and may have negative curvature.
         """
+        self._ahead = None
         ww = self._square(delta_w, len(rows))
         if not 0 < ww < float("inf"):
             self.skipped += len(rows)
@@ -303,28 +344,86 @@ class ClientPairs:
         """
         from fedrec.functional.kernels import _numba_estimates
 
+        estimates = self._memory(updates)
+        arrays, usable = self._arrays(updates, vectors, which, rows, anchors)
+        largest = _numba_estimates.combine(**arrays, out=estimates.numpy())
+        return Estimates(estimates, torch.from_numpy(largest), usable)
+
+    def aggregated(
+        self,
+        record: RoundRecord,
+        sources: Sources,
+        which: Tensor,
+        rows: Tensor,
+        rule: ColumnRule,
+        anchors: tuple[Tensor, Tensor, float] | None = None,
+    ) -> AggregatedEstimates:
+        """Aggregate what `combined` returns, and multiply for the next round in the same pass.
+
+        They are used if the next vectors are those that this rule's step leads to, in a recovery
+        whose recording took steps of the same size.
+
+        Args:
+            record: The recorded round of these clients.
+            sources: What the vectors that clients share are computed from, now and in the next
+                round.
+            which: As in `combined`, like `rows` and `anchors`.
+            rows: Shape $(k,)$.
+            rule: The aggregation rule.
+            anchors: Where estimates start.
+        """
+        from fedrec.functional.kernels import _numba_estimates
+
+        vectors = sources.vectors()
+        arrays, usable = self._arrays(record.updates, vectors, which, rows, anchors)
+        found = _numba_estimates.reduce(
+            **arrays,
+            factors=(torch.empty(0) if rule.factors is None else rule.factors).numpy(),
+            num_trim=rule.num_trim,
+            following=_numba_estimates.Following(
+                weights=sources.weights.numpy(),
+                server_lr=rule.server_lr,
+                recorded=(record.global_weights - rule.server_lr * record.aggregate).numpy(),
+                now=sources.now.numpy(),
+                then=sources.then.numpy(),
+                beta=sources.beta,
+                gamma=sources.gamma,
+            ),
+        )
+        ahead, products = torch.from_numpy(found.vectors), torch.from_numpy(found.products)
+        self._ahead = ahead, which[:, None], rows, products[:, None]
+        aggregate, largest = torch.from_numpy(found.aggregate), torch.from_numpy(found.largest)
+        return AggregatedEstimates(aggregate, largest, usable)
+
+    def _arrays(
+        self,
+        updates: Tensor,
+        vectors: Tensor,
+        which: Tensor,
+        rows: Tensor,
+        anchors: tuple[Tensor, Tensor, float] | None,
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Return what a compiled pass over these clients needs, and who has a pair."""
         s = self.delta_g.shape[1]
         sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
-        estimates, p = self._memory(updates), -p[:, 0].float()
-        start = None
+        p, start = -p[:, 0].float(), None
         if anchors is not None:
             start = anchors[0].numpy(), anchors[1].numpy(), anchors[2]
-        largest = _numba_estimates.combine(
-            updates=updates.contiguous().numpy(),
-            vectors=vectors.contiguous().numpy(),
-            which=which.numpy(),
-            sigma=sigma.float().numpy(),
-            pool=self.pool.numpy(),
-            slots=self.slot[rows].numpy(),
-            of_pool=p[:, s:].contiguous().numpy(),
-            delta_g=self.delta_g.numpy(),
-            clients=rows.numpy(),
-            own=p[:, :s].contiguous().numpy(),
-            out=estimates.numpy(),
-            num_threads=torch.get_num_threads(),
-            anchors=start,
-        )
-        return Estimates(estimates, torch.from_numpy(largest), usable)
+        arrays = {
+            "updates": updates.contiguous().numpy(),
+            "vectors": vectors.contiguous().numpy(),
+            "which": which.numpy(),
+            "sigma": sigma.float().numpy(),
+            "pool": self.pool.numpy(),
+            "slots": self.slot[rows].numpy(),
+            "of_pool": p[:, s:].contiguous().numpy(),
+            "delta_g": self.delta_g.numpy(),
+            "clients": rows.numpy(),
+            "own": p[:, :s].contiguous().numpy(),
+            "anchors": start,
+            "num_threads": torch.get_num_threads(),
+        }
+        return arrays, usable
 
     def _memory(self, updates: Tensor) -> Tensor:
         """Return the memory of the estimates that start from these updates."""
@@ -348,7 +447,10 @@ class ClientPairs:
         """
         s, d = self.delta_g.shape[1:]
         sigma, inverse, used = self._solve()
-        if self.compiles(len(rows)):
+        asked = vectors, which, rows
+        if self._ahead is not None and all(map(torch.equal, asked, self._ahead)):
+            gv = self._ahead[3]
+        elif self.compiles(len(rows)):
             pairs = (rows[:, None] * s + torch.arange(s)).flatten()
             theirs = which.repeat_interleave(s, dim=0)
             gv = _compiled_dots(self.delta_g.view(-1, d), pairs, vectors, theirs)
@@ -372,7 +474,7 @@ class ClientPairs:
         for name, value in state.items():
             old = getattr(self, name)
             setattr(self, name, value.to(old.device) if isinstance(value, Tensor) else value)
-        self._solved = None
+        self._solved = self._ahead = None
 
 
 def _compiled_dots(matrix: Tensor, rows: Tensor, vectors: Tensor, which: Tensor) -> Tensor:
