@@ -60,8 +60,9 @@ def test_rows_that_are_aggregated_and_what_the_next_round_needs(
     following = Following(weights, 0.1, recorded, now, then, 0.3, 0.7)
     found = reduce(*arguments, factors, trim or 0, following, num_threads)
     assert np.array_equal(found.largest, largest)
-    exact = factors.astype(float) @ out
-    if trim is not None:
+    if trim is None:
+        exact = factors.astype(float) @ out
+    else:
         exact = np.sort(out.astype(float), axis=0)[trim : c - trim].mean(axis=0)
     np.testing.assert_allclose(found.aggregate, exact, rtol=0, atol=1e-6 * np.abs(out).max() * c)
     # From here on bit by bit: float32 of NumPy rounds every operation, and `dots` is the other way.
