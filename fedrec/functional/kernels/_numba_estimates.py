@@ -38,7 +38,8 @@ class Following(NamedTuple):
     Attributes:
         weights: Global weights of this round, shape (d,).
         server_lr: What the aggregate times this is subtracted from them.
-        recorded: Recorded weights of the next round, shape (d,).
+        recorded: Recorded weights of this round, shape (d,).
+        recorded_aggregate: Recorded aggregate, of which the same is expected, shape (d,).
         now: Models, shape (g, d).
         then: Recorded models, shape (g, d).
         beta: As in `vectors_of`, like `gamma`.
@@ -48,6 +49,7 @@ class Following(NamedTuple):
     weights: _Float32
     server_lr: float
     recorded: _Float32
+    recorded_aggregate: _Float32
     now: _Float32
     then: _Float32
     beta: float
@@ -62,12 +64,14 @@ class Reduced(NamedTuple):
         largest: The largest magnitude of each row, shape (k,); NaN where there is one.
         vectors: Those of the next round, if it goes as expected, shape (g, d).
         products: Of each client's own vectors with its vector of the next round, shape (k, s).
+        of_pool: Of the vectors of the next round with those that clients share, shape (g, b).
     """
 
     aggregate: _Float32
     largest: _Float32
     vectors: _Float32
     products: _Float64
+    of_pool: _Float64
 
 
 def _generate_bits(typing_context, value):  # type: ignore[no-untyped-def]
@@ -110,13 +114,13 @@ def _vectors_of(  # type: ignore[no-untyped-def]
 
 
 def _combine(  # type: ignore[no-untyped-def]
-    updates, anchors, recorded, weight, anchored, vectors, which, sigma, pool, slots, of_pool,
-    delta_g, clients, own, largest, out, reduces, factors, network, kept, aggregate, weights,
-    server_lr, following, now, then, beta, gamma, ahead, parts, first, last,
+    updates, anchors, weight, anchored, vectors, which, sigma, pool, slots, of_pool, delta_g,
+    clients, own, largest, out, reduces, factors, network, kept, aggregate, weights, server_lr,
+    recorded, recorded_aggregate, now, then, beta, gamma, ahead, parts, shared, first, last,
 ):  # fmt: skip
     d, num_pairs, k = vectors.shape[1], own.shape[1], len(clients)
     memory = np.empty(k * 2 * WIDTH if reduces else 0, np.float32)
-    step = np.empty(2 * WIDTH, np.float32)
+    new, following = np.empty(2 * WIDTH, np.float32), np.empty(2 * WIDTH, np.float32)
     for number in range(first, last):
         start = number * WIDTH
         stop = end_of(number, len(largest), d)
@@ -146,10 +150,10 @@ def _combine(  # type: ignore[no-untyped-def]
                         row[j] = value
                         highest = max(highest, _bits(value) & _MAGNITUDE)
                 elif anchored:
-                    anchor, past = anchors[client, start:stop], recorded[client, start:stop]
+                    anchor = anchors[client, start:stop]
                     for j in range(stop - start):
                         terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
-                        value = anchor[j] + weight * (read[j] - past[j]) + terms
+                        value = anchor[j] + weight * read[j] + terms
                         row[j] = value
                         highest = max(highest, _bits(value) & _MAGNITUDE)
                 else:
@@ -168,13 +172,14 @@ def _combine(  # type: ignore[no-untyped-def]
             rest = -(-(stop - start) // FEWEST)
             middle_mean_blocks(memory, k, stop - start, network, kept, 0, rest, total)
         # The next round multiplies the clients' pairs with these vectors: they are in the cache.
-        new = step[: stop - start]
-        _step(weights[start:stop], server_lr, total, new)
+        size = stop - start
+        _step(weights[start:stop], server_lr, total, new[:size])
+        _step(recorded[start:stop], server_lr, recorded_aggregate[start:stop], following[:size])
         for g in range(len(ahead)):
-            _vector(
-                new, following[start:stop], now[g, start:stop], then[g, start:stop], beta, gamma,
-                ahead[g, start:stop],
-            )  # fmt: skip
+            x, y, z = ahead[g, start:stop], now[g, start:stop], then[g, start:stop]
+            _vector(new[:size], following[:size], y, z, beta, gamma, x)
+            for n in range(len(pool)):
+                shared[number, g, n] = dot(pool[n, start:stop], x)
         for i in range(k):
             x = ahead[which[i], start:stop]
             for n in range(num_pairs):
@@ -182,7 +187,7 @@ def _combine(  # type: ignore[no-untyped-def]
 
 
 _VECTOR, _MATRIX, _PAIRS_OF_ALL = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
-_INTEGERS, _INDICES = "int64[::1]", "int64[:, ::1]"
+_INTEGERS, _INDICES, _SUMS = "int64[::1]", "int64[:, ::1]", "float64[:, :, ::1]"
 
 
 @lru_cache(maxsize=1)
@@ -190,11 +195,11 @@ def compiled() -> dict[str, Callable[..., None]]:
     """Compile everything, or load it from numba's cache; return it by name."""
     signatures: dict[Any, str] = {
         _combine: (
-            f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, float32, boolean, {_MATRIX}, {_INTEGERS}, "
+            f"void({_MATRIX}, {_MATRIX}, float32, boolean, {_MATRIX}, {_INTEGERS}, "
             f"{_VECTOR}, {_MATRIX}, {_INDICES}, {_MATRIX}, {_PAIRS_OF_ALL}, {_INTEGERS}, "
             f"{_MATRIX}, int32[:, ::1], {_MATRIX}, boolean, {_VECTOR}, {_INDICES}, {_INTEGERS}, "
-            f"{_VECTOR}, {_VECTOR}, float32, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, float32, "
-            f"{_MATRIX}, float64[:, :, ::1], int64, int64)"
+            f"{_VECTOR}, {_VECTOR}, float32, {_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, "
+            f"float32, {_MATRIX}, {_SUMS}, {_SUMS}, int64, int64)"
         ),
         _vectors_of: (
             f"void({_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, float32, {_MATRIX})"
@@ -216,7 +221,7 @@ def combine(
     own: _Float32,
     out: _Float32,
     num_threads: int,
-    anchors: tuple[_Float32, _Float32, float] | None = None,
+    anchors: tuple[_Float32, float] | None = None,
 ) -> _Float32:
     """Write `updates + sigma * vectors[which] + of_pool @ pool[slots] + own @ delta_g`.
 
@@ -236,8 +241,8 @@ def combine(
         own: Their coefficients, shape (k, s).
         out: Shape (k, d), written.
         num_threads: Threads to share the columns; the result does not depend on it.
-        anchors: Of all clients, vectors a and r of shape (c, d), and a number b: it starts from
-            `a + b * (updates - r)` in place of `updates`.
+        anchors: Vectors a of all clients, shape (c, d), and a number b: it starts from
+            `a + b * updates` in place of `updates`.
 
     Returns:
         The largest magnitude of each row of `out`, shape (k,); NaN where there is one.
@@ -245,8 +250,9 @@ def combine(
     arrays = (updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
     rule = (_NOTHING, *tables(1, 0), _NOTHING)
     empty = np.empty((0, 0), np.float32)
-    following = (_NOTHING, 0.0, _NOTHING, empty, empty, 0.0, 0.0)
-    rest = (*rule, *following, empty, np.empty((0, 0, 0)))
+    following = (_NOTHING, 0.0, _NOTHING, _NOTHING, empty, empty, 0.0, 0.0)
+    sums = np.empty((0, 0, 0))
+    rest = (*rule, *following, empty, sums, sums)
     return _pass(arrays, anchors, out, False, rest, num_threads)
 
 
@@ -265,7 +271,7 @@ def reduce(
     num_trim: int,
     following: Following,
     num_threads: int,
-    anchors: tuple[_Float32, _Float32, float] | None = None,
+    anchors: tuple[_Float32, float] | None = None,
 ) -> Reduced:
     """Aggregate what `combine` writes, without writing it, and look ahead to the next round.
 
@@ -294,15 +300,16 @@ def reduce(
     arrays = (updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
     aggregate, ahead = np.empty(d, np.float32), np.empty_like(vectors)
     parts = np.empty((num_blocks(d), k, s), np.float64)
+    shared = np.empty((num_blocks(d), len(vectors), len(pool)), np.float64)
     rule = (factors, *tables(k, num_trim), aggregate)
-    rest = (*rule, *following, ahead, parts)
+    rest = (*rule, *following, ahead, parts, shared)
     largest = _pass(arrays, anchors, np.empty((0, 0), np.float32), True, rest, num_threads)
-    return Reduced(aggregate, largest, ahead, parts.sum(axis=0))
+    return Reduced(aggregate, largest, ahead, parts.sum(axis=0), shared.sum(axis=0))
 
 
 def _pass(
     arrays: tuple[Any, ...],
-    anchors: tuple[_Float32, _Float32, float] | None,
+    anchors: tuple[_Float32, float] | None,
     out: _Float32,
     reduces: bool,
     rest: tuple[Any, ...],
@@ -310,10 +317,10 @@ def _pass(
 ) -> _Float32:
     """Call the kernel for all blocks; return the largest magnitude of each row."""
     kernel, (updates, *others) = compiled()["_combine"], arrays
-    a, r, weight = (updates, updates, 0.0) if anchors is None else anchors
+    start, weight = (updates, 0.0) if anchors is None else anchors
     blocks = num_blocks(updates.shape[1])
     largest = np.empty((blocks, len(updates)), np.int32)
-    given = (updates, a, r, weight, anchors is not None, *others, largest, out, reduces, *rest)
+    given = (updates, start, weight, anchors is not None, *others, largest, out, reduces, *rest)
     share(lambda part: kernel(*given, *part), blocks, num_threads)
     highest: _Float32 = largest.max(axis=0).view(np.float32)
     return highest

@@ -95,6 +95,7 @@ class AnchoredLBFGS(Estimator):
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
         self._anchors = self._exact = self._recorded = torch.empty(0)
+        self._without_history: Tensor | None = None
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
@@ -120,6 +121,7 @@ class AnchoredLBFGS(Estimator):
         """Move the anchors of these clients to this round; set the weights if all were asked."""
         if not len(self._anchors):
             self._allocate(global_weights)
+        self._without_history = None
         rows = self._rows_of(record)
         ages = record.round - self._round[rows]
         gains = torch.ones(len(rows))
@@ -259,7 +261,7 @@ class AnchoredLBFGS(Estimator):
         if self._compiles(len(rows)):
             assert self._pairs is not None
             sources, which = self._sources(record, global_weights, rows)
-            anchors = self._anchors, self._recorded, beta
+            anchors = self._origins(), beta
             found = self._pairs.combined(record.updates, sources.vectors(), which, rows, anchors)
             return found._replace(usable=usable)
         updates, device = torch.empty_like(record.updates), global_weights.device
@@ -286,9 +288,15 @@ class AnchoredLBFGS(Estimator):
             return None
         assert self._pairs is not None
         sources, which = self._sources(record, global_weights, rows)
-        anchors = self._anchors, self._recorded, self._beta
+        anchors = self._origins(), self._beta
         found = self._pairs.aggregated(record, sources, which, rows, rule, anchors)
         return found._replace(usable=usable)
+
+    def _origins(self) -> Tensor:
+        """Return the anchors without beta times what was recorded then."""
+        if self._without_history is None:
+            self._without_history = torch.sub(self._anchors, self._recorded, alpha=self._beta)
+        return self._without_history
 
     def _sources(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
@@ -335,7 +343,7 @@ class AnchoredLBFGS(Estimator):
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return the bytes of anchors, pairs and estimates."""
-        rows = num_clients * (self.buffer_size + 4) + self.buffer_size + 2
+        rows = num_clients * (self.buffer_size + 5) + self.buffer_size + 2
         return rows * num_parameters * torch.float32.itemsize
 
     def state_dict(self) -> dict[str, Any]:

@@ -101,8 +101,9 @@ class ClientPairs:
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
         self._estimates: Tensor | None = None
-        # Vectors of the next round, if it goes as expected; whose; clients; products with theirs.
-        self._ahead: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        # Vectors of the next round, if it goes as expected, whose they are, and clients; products
+        # with the clients' pairs, and with the pool.
+        self._ahead: tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def push(
         self,
@@ -331,7 +332,7 @@ class ClientPairs:
         vectors: Tensor,
         which: Tensor,
         rows: Tensor,
-        anchors: tuple[Tensor, Tensor, float] | None = None,
+        anchors: tuple[Tensor, float] | None = None,
     ) -> Estimates:
         """Do what `estimate` does, with a vector for each client, in one pass compiled by numba.
 
@@ -356,7 +357,7 @@ class ClientPairs:
         which: Tensor,
         rows: Tensor,
         rule: ColumnRule,
-        anchors: tuple[Tensor, Tensor, float] | None = None,
+        anchors: tuple[Tensor, float] | None = None,
     ) -> AggregatedEstimates:
         """Aggregate what `combined` returns, and multiply for the next round in the same pass.
 
@@ -383,15 +384,17 @@ class ClientPairs:
             following=_numba_estimates.Following(
                 weights=sources.weights.numpy(),
                 server_lr=rule.server_lr,
-                recorded=(record.global_weights - rule.server_lr * record.aggregate).numpy(),
+                recorded=record.global_weights.numpy(),
+                recorded_aggregate=record.aggregate.numpy(),
                 now=sources.now.numpy(),
                 then=sources.then.numpy(),
                 beta=sources.beta,
                 gamma=sources.gamma,
             ),
         )
-        ahead, products = torch.from_numpy(found.vectors), torch.from_numpy(found.products)
-        self._ahead = ahead, which[:, None], rows, products[:, None]
+        asked = torch.from_numpy(found.vectors), which[:, None], rows
+        products = torch.from_numpy(found.products)[:, None], torch.from_numpy(found.of_pool)
+        self._ahead = asked, products
         aggregate, largest = torch.from_numpy(found.aggregate), torch.from_numpy(found.largest)
         return AggregatedEstimates(aggregate, largest, usable)
 
@@ -401,14 +404,14 @@ class ClientPairs:
         vectors: Tensor,
         which: Tensor,
         rows: Tensor,
-        anchors: tuple[Tensor, Tensor, float] | None,
+        anchors: tuple[Tensor, float] | None,
     ) -> tuple[dict[str, Any], Tensor]:
         """Return what a compiled pass over these clients needs, and who has a pair."""
         s = self.delta_g.shape[1]
         sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
         p, start = -p[:, 0].float(), None
         if anchors is not None:
-            start = anchors[0].numpy(), anchors[1].numpy(), anchors[2]
+            start = anchors[0].numpy(), anchors[1]
         arrays = {
             "updates": updates.contiguous().numpy(),
             "vectors": vectors.contiguous().numpy(),
@@ -445,24 +448,29 @@ class ClientPairs:
             $\sigma$, shape $(k,)$; $p$, update differences first, shape $(k, q, 2s)$; and who has
             a pair, shape $(k,)$.
         """
-        s, d = self.delta_g.shape[1:]
         sigma, inverse, used = self._solve()
         asked = vectors, which, rows
-        if self._ahead is not None and all(map(torch.equal, asked, self._ahead)):
-            gv = self._ahead[3]
-        elif self.compiles(len(rows)):
-            pairs = (rows[:, None] * s + torch.arange(s)).flatten()
-            theirs = which.repeat_interleave(s, dim=0)
-            gv = _compiled_dots(self.delta_g.view(-1, d), pairs, vectors, theirs)
-            gv = gv.view(len(rows), s, -1).mT
+        if self._ahead is not None and all(map(torch.equal, asked, self._ahead[0])):
+            gv, with_models = self._ahead[1]
         else:
-            parts = [self.delta_g[clients] @ vectors.mT for _, clients in self._blocks(rows)]
-            gv = torch.cat(parts).cpu().double().mT.gather(1, which[:, :, None].expand(-1, -1, s))
+            gv, with_models = self._products(*asked), self._with_models(vectors, rows)
         used = used[rows]
-        sv = self._with_models(vectors, rows)[which[:, :, None], self.slot[rows][:, None]]
+        sv = with_models[which[:, :, None], self.slot[rows][:, None]]
         # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
         right = torch.where(used.repeat(1, 2)[:, None], torch.cat([gv, sv], dim=2), 0.0)
         return sigma[rows], right @ inverse[rows].mT, used.any(dim=1)
+
+    def _products(self, vectors: Tensor, which: Tensor, rows: Tensor) -> Tensor:
+        """Return the products of these clients' update differences with vectors, (k, q, s)."""
+        s, d = self.delta_g.shape[1:]
+        if self.compiles(len(rows)):
+            pairs = (rows[:, None] * s + torch.arange(s)).flatten()
+            theirs = which.repeat_interleave(s, dim=0)
+            gv = _compiled_dots(self.delta_g.view(-1, d), pairs, vectors, theirs)
+            return gv.view(len(rows), s, -1).mT
+        parts = [self.delta_g[clients] @ vectors.mT for _, clients in self._blocks(rows)]
+        gv = torch.cat(parts).cpu().double().mT
+        return gv.gather(1, which[:, :, None].expand(-1, -1, s))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""

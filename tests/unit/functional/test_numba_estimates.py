@@ -33,8 +33,8 @@ def test_against_float64(c: int, b: int, s: int, d: int, anchored: bool) -> None
     updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own = arguments
     anchors, exact = None, updates.astype(float)
     if anchored:
-        a, r = np.random.default_rng(d).normal(size=(2, c + 2, d)).astype(np.float32)
-        anchors, exact = (a, r, 0.25), a[clients] + 0.25 * (exact - r[clients])
+        a = np.random.default_rng(d).normal(size=(c + 2, d)).astype(np.float32)
+        anchors, exact = (a, 0.25), a[clients] + 0.25 * exact
     largest = combine(*arguments, out, 1, anchors)
     exact += sigma.astype(float)[:, None] * vectors[which]
     exact += np.einsum("ks,ksd->kd", of_pool.astype(float), pool[slots])
@@ -54,10 +54,10 @@ def test_rows_that_are_aggregated_and_what_the_next_round_needs(
     out = np.empty((c, d), np.float32)
     largest = combine(*arguments, out, 1)
     generator = np.random.default_rng(d)
-    weights, recorded = generator.normal(size=(2, d)).astype(np.float32)
+    weights, recorded, step = generator.normal(size=(3, d)).astype(np.float32)
     now, then = generator.normal(size=(2, 3, d)).astype(np.float32)
     factors = generator.random(c).astype(np.float32) if trim is None else np.empty(0, np.float32)
-    following = Following(weights, 0.1, recorded, now, then, 0.3, 0.7)
+    following = Following(weights, 0.1, recorded, step, now, then, 0.3, 0.7)
     found = reduce(*arguments, factors, trim or 0, following, num_threads)
     assert np.array_equal(found.largest, largest)
     if trim is None:
@@ -67,12 +67,16 @@ def test_rows_that_are_aggregated_and_what_the_next_round_needs(
     np.testing.assert_allclose(found.aggregate, exact, rtol=0, atol=1e-6 * np.abs(out).max() * c)
     # From here on bit by bit: float32 of NumPy rounds every operation, and `dots` is the other way.
     new = weights - np.float32(0.1) * found.aggregate
+    recorded -= np.float32(0.1) * step
     vectors = np.float32(0.7) * ((new - now) - np.float32(0.3) * (recorded - then))
     assert np.array_equal(found.vectors, vectors)
     assert np.array_equal(vectors_of(new, recorded, now, then, 0.3, 0.7), vectors)
     rows = (clients[:, None] * s + np.arange(s)).ravel()
     products = dots(delta_g.reshape(-1, d), rows, vectors, which.repeat(s)[:, None], 1)
     assert np.array_equal(found.products, products.reshape(c, s))
+    every, pool = np.arange(3), arguments[4]
+    of_pool = dots(vectors, every, pool, np.tile(np.arange(b), (3, 1)), 1)
+    assert np.array_equal(found.of_pool, of_pool)
 
 
 @pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 3), (7, 5, 4096), (9, 9, 9000), (3, 8, 4097)])
