@@ -91,7 +91,9 @@ class Questioned(Estimator):
         due = self.schedule.exact_reason(record.round, self.max_rounds)
         if due is not None:
             for estimator in self.estimators.values() if due != "final" else ():
-                estimator.observe(record, exact, global_weights, due)
+                statistics = estimator.observe(record, exact, global_weights, due)
+                if statistics is not None:
+                    estimator.pool(statistics)
             return
         recorded, right = RULE(record.updates), RULE(exact)
         far = (record.global_weights - global_weights).norm()

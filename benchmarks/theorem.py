@@ -85,7 +85,7 @@ class Measured(FedRecover):
         self.error = self.error if t else 0.0
         if self.exact_reason(t, ctx.max_rounds) is None:
             record = ctx.history(t)
-            estimates = self._estimates(record, global_weights)[0]
+            estimates = self._estimates(record, global_weights)[0].updates
             for client_id, estimate in zip(record.client_ids, estimates, strict=True):
                 exact = self.clients[client_id].gradient(self.weights[-1])
                 self.error = max(self.error, float((estimate.double() - exact).norm()))

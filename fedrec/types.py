@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -213,6 +214,68 @@ class CohortUpdates:
             num_samples=self.num_samples[rows],
             buffers=None if self.buffers is None else self.buffers[rows],
         )
+
+    def joined(self, *others: CohortUpdates, client_ids: Sequence[str]) -> CohortUpdates:
+        """Return updates that are here or in others, in the given order, and nothing besides.
+
+        Args:
+            others: Updates of other clients, spread over processes as these are.
+            client_ids: Clients whose updates are in one of them.
+        """
+        parts = (self, *others)
+        return CohortUpdates(
+            client_ids=tuple(client_ids),
+            updates=rows_of([(part.client_ids, part.updates) for part in parts], client_ids),
+            num_samples=rows_of(
+                [(part.client_ids, part.num_samples) for part in parts], client_ids
+            ),
+        )
+
+    # What is done for every client can be done where its update is: several processes have the
+    # updates of some clients each (`fedrec.distributed.updates`), one process has all of them.
+
+    def shards(self) -> dict[int | None, CohortUpdates]:
+        """Return the updates that this process has, by shard: without shards all, as `None`."""
+        return {None: self}
+
+    def in_process(self) -> CohortUpdates:
+        """Return the updates that this process has, by shard and in order within each."""
+        return self
+
+    def with_rows(self, rows: Sequence[Tensor]) -> CohortUpdates:
+        """Return the same with other updates.
+
+        Args:
+            rows: For each of `shards()` the updates of its clients, shape $(k, d)$.
+        """
+        return replace(self, updates=rows[0])
+
+    def gathered(self, values: Sequence[Tensor]) -> Tensor:
+        """Return what is known of each client, in the order of `client_ids`, in all processes.
+
+        Args:
+            values: For each of `shards()` one small row a client, shape $(k, ...)$, on the CPU.
+        """
+        return values[0]
+
+
+def rows_of(parts: Sequence[tuple[Sequence[str], Tensor]], client_ids: Sequence[str]) -> Tensor:
+    """Return the rows of some clients, in the given order.
+
+    Args:
+        parts: Clients, and their rows.
+        client_ids: Clients, each of which has a row in one of the parts.
+    """
+    place = {c: i for i, c in enumerate(client_ids)}
+    found = parts[0][1].new_empty(len(place), *parts[0][1].shape[1:])
+    for ids, rows in parts:
+        there = [(i, place[c]) for i, c in enumerate(ids) if c in place]
+        # Rows that follow each other in both are copied at once.
+        for _, group in groupby(there, key=lambda pair: pair[1] - pair[0]):
+            run = list(group)
+            (start, at), size = run[0], len(run)
+            found[at : at + size] = rows[start : start + size]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,8 +93,9 @@ class Aggregator(Component, ABC):
 
     #: What of updates that are spread over several processes the rule needs at once: `"rows"`, all
     #: of them; `"columns"`, all rows of a block of columns, for a rule that treats every column
-    #: alike and alone; `"sums"`, sums of rows times their `coefficients`. A subclass that changes
-    #: `aggregate` and not this attribute needs rows.
+    #: alike and alone; `"sums"`, sums of rows times their `coefficients`; `"gram"`, the inner
+    #: products of all rows, then sums of rows times their `gram_coefficients`. A subclass that
+    #: changes `aggregate` and not this attribute needs rows.
     needs: str = "rows"
 
     @property
@@ -162,6 +163,19 @@ class Aggregator(Component, ABC):
         """
         return None
 
+    def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
+        """Return what each row is multiplied with, for a rule with `needs = "gram"`.
+
+        Args:
+            gram: Inner products of every two rows, shape $(m, m)$, see
+                `fedrec.functional.gram_matrix`.
+            client_weights: Shape $(m,)$, non-negative, with a positive sum.
+
+        Returns:
+            Shape $(m,)$.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs {self.needs}")
+
     def generator(self, ctx: RoundContext | None) -> torch.Generator:
         """Return this rule's own random numbers of a round: the same each time it is asked.
 
@@ -227,13 +241,8 @@ class Aggregator(Component, ABC):
         if client_weights is not None:
             self._check_weights(client_weights, updates.shape[0])
         is_known = isinstance(ctx, AggregationContext) and ctx.checked is updates
-        bad = [] if is_known else nonfinite_rows(updates)
-        if bad:
-            names = [ctx.client_ids[i] for i in bad] if ctx is not None else bad
-            raise AggregationError(
-                f"Expected finite updates, but rows of clients {names} have NaN or infinity. "
-                'HINT: `on_bad_update="drop"` leaves such clients out.'
-            )
+        if not is_known:
+            self.require_finite(updates, range(len(updates)) if ctx is None else ctx.client_ids)
         self.check_cohort(updates.shape[0])
         version = _version(updates)
         result = self.aggregate(updates, client_weights, ctx)
@@ -257,6 +266,21 @@ class Aggregator(Component, ABC):
         if result.untyped_storage().data_ptr() == updates.untyped_storage().data_ptr():
             return result.clone()  # updates may be in memory that the next round writes to
         return result
+
+    @staticmethod
+    def require_finite(updates: Tensor, names: Sequence[object]) -> None:
+        """Raise `AggregationError` if an update is not finite.
+
+        Args:
+            updates: Shape $(m, d)$.
+            names: What to call each of them.
+        """
+        bad = [names[i] for i in nonfinite_rows(updates)]
+        if bad:
+            raise AggregationError(
+                f"Expected finite updates, but rows of clients {bad} have NaN or infinity. "
+                'HINT: `on_bad_update="drop"` leaves such clients out.'
+            )
 
     @staticmethod
     def _check_weights(client_weights: Tensor, num_clients: int) -> None:

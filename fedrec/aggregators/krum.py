@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
 from fedrec.functional.aggregation.krum import krum_scores, lowest
-from fedrec.functional.distances import pairwise_squared_distances
+from fedrec.functional.distances import distances_of, gram_matrix
 from fedrec.types import RoundContext
 
 __all__ = ["Krum"]
@@ -45,6 +46,7 @@ class Krum(ByzantineAggregator):
     """
 
     bound = (2, 3)
+    needs = "gram"
 
     def aggregate(
         self,
@@ -53,5 +55,13 @@ class Krum(ByzantineAggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Return the update with the lowest score."""
-        scores = krum_scores(pairwise_squared_distances(updates), self.count(len(updates)))
-        return updates[int(lowest(scores, 1))]
+        return updates[self._chosen(gram_matrix(updates))]
+
+    def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
+        """Return 1 for the update with the lowest score, 0 for all others."""
+        found = torch.zeros(len(gram))
+        found[self._chosen(gram)] = 1
+        return found
+
+    def _chosen(self, gram: Tensor) -> int:
+        return int(lowest(krum_scores(distances_of(gram), self.count(len(gram))), 1))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
 from fedrec.functional.aggregation.krum import krum_scores, lowest
 from fedrec.functional.aggregation.means import mean_of_rows
-from fedrec.functional.distances import pairwise_squared_distances
+from fedrec.functional.distances import distances_of, gram_matrix
 from fedrec.types import RoundContext
 
 __all__ = ["MultiKrum"]
@@ -43,6 +44,7 @@ class MultiKrum(ByzantineAggregator):
     """
 
     bound = (2, 3)
+    needs = "gram"
 
     def aggregate(
         self,
@@ -51,6 +53,13 @@ class MultiKrum(ByzantineAggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Average the updates with the lowest scores."""
-        f = self.count(len(updates))
-        scores = krum_scores(pairwise_squared_distances(updates), f)
-        return mean_of_rows(updates, lowest(scores, len(updates) - f))
+        return mean_of_rows(updates, self._chosen(gram_matrix(updates)))
+
+    def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
+        """Return equal shares of the updates with the lowest scores, 0 for all others."""
+        chosen = self._chosen(gram).cpu()
+        return torch.zeros(len(gram)).index_fill_(0, chosen, 1 / len(chosen))
+
+    def _chosen(self, gram: Tensor) -> Tensor:
+        f = self.count(len(gram))
+        return lowest(krum_scores(distances_of(gram), f), len(gram) - f)

@@ -132,8 +132,9 @@ class Ranks:
         """Call a function in every rank; return what each returns, in order.
 
         Raises:
-            Exception: What the function raised in this rank.
-            RankError: If it raised something in another one.
+            FedrecError: If it raised that in one of them; the same in all ranks.
+            Exception: What else it raised in this rank.
+            RankError: If it raised that in another one.
         """
         if self.size == 1:
             return [function()]
@@ -143,10 +144,13 @@ class Ranks:
             result = function()
         except Exception as error:  # noqa: BLE001 - raised again below, once all ranks know
             failed = error
-        found = self.gather((result, None if failed is None else _in_short(failed)))
-        if failed is not None:
+        known = failed if failed is None or isinstance(failed, FedrecError) else _in_short(failed)
+        found = self.gather((result, known))
+        if failed is not None and not isinstance(failed, FedrecError):
             raise failed
         for rank, (_, why) in enumerate(found):
+            if isinstance(why, FedrecError):
+                raise why
             if why is not None:
                 raise RankError(failure_of(rank, why))
         return [result for result, _ in found]  # type: ignore[misc]
@@ -179,27 +183,31 @@ class Ranks:
             return found
         return torch.cat([found[r * most : r * most + k] for r, k in enumerate(counts)])
 
-    def columns(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+    def columns(
+        self, part: Tensor, counts: Sequence[int], blocks: Sequence[slice] | None = None
+    ) -> Tensor:
         """Return some columns of the rows of all ranks: each rank gets a block of its own.
 
         Args:
             part: Rows of this rank.
             counts: Number of rows of each rank.
+            blocks: The columns of each rank, one block after the other; `block(d)` unless given.
 
         Raises:
             RankError: If another rank has left, or does not answer in time.
 
         Shape:
             - `part`: $(m_r, d)$.
-            - Output: $(m, d_r)$, the columns `block(d)`.
+            - Output: $(m, d_r)$.
         """
         if self.size == 1:
             return part
-        widths = [self.block(part.shape[1], r) for r in range(self.size)]
-        own = widths[self.rank]
-        send = torch.cat([part[:, block].flatten() for block in widths])
+        if blocks is None:
+            blocks = [self.block(part.shape[1], r) for r in range(self.size)]
+        own = blocks[self.rank]
+        send = torch.cat([part[:, block].flatten() for block in blocks])
         found = part.new_empty(sum(counts), own.stop - own.start)
-        leaving = [len(part) * (block.stop - block.start) for block in widths]
+        leaving = [len(part) * (block.stop - block.start) for block in blocks]
         arriving = [k * found.shape[1] for k in counts]
         with self._together():
             dist.all_to_all_single(found.view(-1), send, arriving, leaving, group=self._group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
-from fedrec.types import ClientCost, CohortUpdates
+from fedrec.functional.distances import gram_matrix
+from fedrec.types import ClientCost, CohortUpdates, rows_of
 
 __all__ = ["ShardedUpdates"]
 
@@ -69,6 +71,18 @@ class ShardedUpdates(CohortUpdates):
     sharding: Sharding
     ranks: Ranks
 
+    @classmethod
+    def of(cls, sent: CohortUpdates, sharding: Sharding, ranks: Ranks) -> ShardedUpdates:
+        """Return updates of which every rank has all rows."""
+        if isinstance(sent, ShardedUpdates):
+            return sent
+        place = {c: i for i, c in enumerate(sent.client_ids)}
+        rows = [place[c] for c in sharding.in_order(sharding.owned(sent.client_ids))]
+        known = {f.name: getattr(sent, f.name) for f in fields(sent) if f.name != "updates"}
+        made = cls(part=sent.updates[rows], sharding=sharding, ranks=ranks, **known)
+        made.__dict__["updates"] = sent.updates  # nobody has to gather them
+        return made
+
     @cached_property
     def updates(self) -> Tensor:
         """Updates of all clients, shape $(m, d)$, gathered from all ranks."""
@@ -99,9 +113,39 @@ class ShardedUpdates(CohortUpdates):
             The columns `ranks.block(width)` in the order of the shards, shape $(m, d_r)$, and the
             place in `client_ids` of each row, shape $(m,)$.
         """
+        return self.ranks.columns(self.part, self.sharding.counts(self.client_ids)), self._places
+
+    def gram(self, width: int) -> Tensor:
+        """Return the inner products of every two rows; see `fedrec.functional.gram_matrix`.
+
+        There is a block of columns for each shard: each rank computes what its blocks add, and all
+        of them are added up in one order.
+
+        Args:
+            width: $d$.
+
+        Returns:
+            Shape $(m, m)$, in the order of `client_ids`; the same bits for any number of ranks.
+        """
+        count, size = self.sharding.num_shards, self.sharding.size
+        ends = [v * width // count for v in range(count + 1)]
+        shards = [[v for v in range(count) if self.sharding.owner(v) == r] for r in range(size)]
+        blocks = [slice(ends[own[0]], ends[own[-1] + 1]) for own in shards]
+        found = self.ranks.columns(self.part, self.sharding.counts(self.client_ids), blocks)
+        first = blocks[self.sharding.rank].start
+        products = [
+            gram_matrix(found[:, ends[v] - first : ends[v + 1] - first]).flatten()
+            for v in self.sharding.own
+        ]
+        total = _sum(self.ranks.rows(torch.stack(products), [len(own) for own in shards]))
+        order = self._places.argsort().to(total.device)
+        return total.view(len(order), -1)[order][:, order]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """The place in `client_ids` of each client in the order of the shards, shape $(m,)$."""
         place = {c: i for i, c in enumerate(self.client_ids)}
-        order = torch.tensor([place[c] for c in self.sharding.in_order(self.client_ids)])
-        return self.ranks.columns(self.part, self.sharding.counts(self.client_ids)), order
+        return torch.tensor([place[c] for c in self.sharding.in_order(self.client_ids)])
 
     def weighted_sum(self, coefficients: Tensor) -> Tensor:
         """Return the sum of all rows times their coefficients: of each shard, then of the shards.
@@ -124,12 +168,7 @@ class ShardedUpdates(CohortUpdates):
         counts = [0] * self.sharding.size
         for shard in shards:
             counts[self.sharding.owner(shard)] += 1
-        first: Tensor
-        first, *others = self.ranks.rows(torch.cat(sums), counts)
-        total = first.clone()
-        for other in others:
-            total += other
-        return total
+        return _sum(self.ranks.rows(torch.cat(sums), counts))
 
     def to(self, device: torch.device) -> ShardedUpdates:
         """Return the updates on a device; the object itself if they are there."""
@@ -152,6 +191,58 @@ class ShardedUpdates(CohortUpdates):
             buffers=None if self.buffers is None else self.buffers[rows],
         )
 
+    def joined(self, *others: CohortUpdates, client_ids: Sequence[str]) -> ShardedUpdates:
+        """Return updates that are here or in others, in the given order, and nothing besides."""
+        parts = [self, *(ShardedUpdates.of(one, self.sharding, self.ranks) for one in others)]
+        own = self.sharding.in_order(self.sharding.owned(client_ids))
+        sizes = [(part.client_ids, part.num_samples) for part in parts]
+        return ShardedUpdates(
+            part=rows_of([(part.own_ids, part.part) for part in parts], own),
+            sharding=self.sharding,
+            ranks=self.ranks,
+            client_ids=tuple(client_ids),
+            num_samples=rows_of(sizes, client_ids),
+        )
+
+    def in_process(self) -> CohortUpdates:
+        """Return the updates of this rank's clients, in the order of the shards."""
+        ids = self.own_ids
+        sizes = rows_of([(self.client_ids, self.num_samples)], ids)
+        return CohortUpdates(client_ids=tuple(ids), updates=self.part, num_samples=sizes)
+
+    def shards(self) -> dict[int | None, CohortUpdates]:
+        """Return the updates of each of this rank's shards that has any, by shard."""
+        own, begin = self.in_process(), 0
+        found: dict[int | None, CohortUpdates] = {}
+        for shard, ids in self.sharding.by_shard(own.client_ids).items():
+            rows = slice(begin, begin + len(ids))
+            found[shard] = CohortUpdates(
+                client_ids=tuple(ids),
+                updates=self.part[rows],
+                num_samples=own.num_samples[rows],
+            )
+            begin = rows.stop
+        return found
+
+    def with_rows(self, rows: Sequence[Tensor]) -> ShardedUpdates:
+        """Return the same with other updates, of each of `shards()`."""
+        if len(rows) == 1:
+            return self._with(part=rows[0])
+        return self._with(part=torch.cat([self.part[:0], *rows]))
+
+    def gathered(self, values: Sequence[Tensor]) -> Tensor:
+        """Return what is known of each client, in the order of `client_ids`, in all ranks."""
+        found = torch.cat([value for rank in self.ranks.gather(list(values)) for value in rank])
+        return rows_of([(self.sharding.in_order(self.client_ids), found)], self.client_ids)
+
     def _with(self, **changes: object) -> ShardedUpdates:
-        kept = {k: v for k, v in self.__dict__.items() if k != "updates"}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("updates", "_places")}
         return ShardedUpdates(**{**kept, **changes})
+
+
+def _sum(rows: Tensor) -> Tensor:
+    """Return the sum of rows, added up from the first to the last."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedrec.functional.kernels._columns import wide_blocks, wide_dtype
 
-__all__ = ["gram_matrix", "pairwise_squared_distances", "squared_norms"]
+__all__ = ["distances_of", "gram_matrix", "pairwise_squared_distances", "squared_norms"]
 
 
 def gram_matrix(updates: Tensor, center: Tensor | None = None) -> Tensor:
@@ -34,9 +34,10 @@ def gram_matrix(updates: Tensor, center: Tensor | None = None) -> Tensor:
     m = len(updates)
     gram = torch.zeros(m, m, dtype=wide_dtype(updates.device), device=updates.device)
     for block in wide_blocks(updates.detach(), center):
-        if block.device.type == "cpu":
+        if block.device.type == "cpu" and torch.get_num_threads() > 1:
             values = block.numpy()
-            gram += torch.from_numpy(values @ values.T)  # NumPy computes one half, twice as fast
+            # NumPy computes one half, twice as fast, on all processors there are.
+            gram += torch.from_numpy(values @ values.T)
         else:
             gram.addmm_(block, block.mT)
     # A matrix product need not be symmetric to the last bit.
@@ -93,7 +94,18 @@ def pairwise_squared_distances(updates: Tensor) -> Tensor:
         tensor([[ 0., 25.],
                 [25.,  0.]], dtype=torch.float64)
     """
-    gram = gram_matrix(updates)
+    return distances_of(gram_matrix(updates))
+
+
+def distances_of(gram: Tensor) -> Tensor:
+    """Compute the squared Euclidean distances of vectors, given their inner products.
+
+    Args:
+        gram: Shape $(m, m)$, symmetric, see `gram_matrix`.
+
+    Returns:
+        Shape $(m, m)$: symmetric, non-negative, with zeros on the diagonal.
+    """
     norms = gram.diagonal()
     distances = norms[:, None] + norms - 2 * gram
     return distances.clamp_(min=0).fill_diagonal_(0)

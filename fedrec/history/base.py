@@ -105,13 +105,21 @@ class HistoryStore(ABC):
     def attach(self, ranks: Ranks) -> None:
         """Get ready for the processes of a run, which all call this at the same time.
 
-        Each of several processes keeps a store in memory for itself.
+        By default there is nothing to do: each process reads, or keeps in memory, a store of its
+        own.
+
+        Args:
+            ranks: The processes.
+        """
+
+    def require_writers(self, ranks: Ranks) -> None:
+        """Refuse a recording by several processes to a store that only one can write to.
 
         Args:
             ranks: The processes.
 
         Raises:
-            ConfigurationError: If several processes cannot share the store.
+            ConfigurationError: If they cannot share the store.
         """
         if ranks.size > 1 and not self.in_memory:
             hint = "ShardedHistory(path) keeps one for each shard; `fedrec history shard` converts."

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["ShardedHistory"]
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class _Found(NamedTuple):
@@ -170,6 +168,9 @@ class ShardedHistory(HistoryStore):
         self._most: int | None = None  # rounds that all ranks have, until the others are dropped
         self._is_even = False  # whether own shards have the same rounds, and we may write
 
+    def require_writers(self, ranks: Ranks) -> None:
+        """Take any number of processes: each writes shards of its own."""
+
     def attach(self, ranks: Ranks) -> None:
         """Share the shards out among the processes of a run; called by all of them at once.
 
@@ -190,11 +191,11 @@ class ShardedHistory(HistoryStore):
         self.close()
         self._forget_what_was_found()
         self._ranks = ranks
-        state = self._state(_together(ranks, self._scan))
+        state = self._state(ranks.each(self._scan))
         if state is None:
             return
         num_shards, num_rounds = state
-        lists = _together(ranks, lambda: self._enter(num_shards))
+        lists = ranks.each(lambda: self._enter(num_shards))
         recording = self._open().recording
         for forgotten, pending in lists:
             recording.forgotten |= {
@@ -203,7 +204,7 @@ class ShardedHistory(HistoryStore):
             recording.pending += tuple(c for c in pending if c not in recording.pending)
         if ranks.size > 1:
             self._most = num_rounds
-            gathered = _together(ranks, self._own_bounds)
+            gathered = ranks.each(self._own_bounds)
             self._bounds = _Bounds([values for values, _ in gathered], gathered[0][1])
 
     def _scan(self) -> dict[int, _Found]:
@@ -384,10 +385,10 @@ class ShardedHistory(HistoryStore):
             self._begin(manifest)
             return
         shared = dataclasses.replace(manifest, store_id=ranks.broadcast(manifest.store_id))
-        if any(_together(ranks, lambda: bool(shard_folders(self._directory)))):
+        if any(ranks.each(lambda: bool(shard_folders(self._directory)))):
             for rank in range(ranks.size):  # one by one, as they may have the same directory
-                _together(ranks, self._remove_all if rank == ranks.rank else lambda: None)
-        _together(ranks, lambda: self._begin(shared))
+                ranks.each(self._remove_all if rank == ranks.rank else lambda: None)
+        ranks.each(lambda: self._begin(shared))
 
     def _begin(self, manifest: Manifest) -> None:
         num_shards = shards_of(manifest)
@@ -732,24 +733,6 @@ class ShardedHistory(HistoryStore):
         found = dict.fromkeys(("_ranks", "_opened", "_bounds", "_most"))
         fresh = {"_stores": {}, "_encoded": EncodedUpdates(), "_is_even": False}
         return {**self.__dict__, **found, **fresh, "path": self._directory}
-
-
-def _together(ranks: Ranks, function: Callable[[], T]) -> list[T]:
-    """Call a function in all ranks; return what it returned in each, or raise in all of them.
-
-    Raises:
-        HistoryError: If it raises that in one of them.
-        RankError: If another rank has left, or does not answer in time.
-    """
-    try:
-        result: T | HistoryError = function()
-    except HistoryError as error:
-        result = error
-    results = ranks.gather(result)
-    for one in results:
-        if isinstance(one, HistoryError):
-            raise one
-    return results  # type: ignore[return-value]  # none of them is an error
 
 
 def _rows(updates: NDArray[np.float32], rows: Sequence[int]) -> NDArray[np.float32]:

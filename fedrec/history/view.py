@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from fedrec.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from fedrec.distributed.ranks import Ranks
+    from fedrec.distributed.sharding import Sharding
     from fedrec.history.base import HistoryStore
     from fedrec.history.manifest import Manifest
-    from fedrec.types import RoundRecord
+    from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["HistoryView"]
+
+T = TypeVar("T")
 
 
 class HistoryView:
@@ -25,6 +30,9 @@ class HistoryView:
     Args:
         history: The recording.
         remaining: Clients that take part; `None` for all of the recording.
+        sharding: Whose updates this process reads, where several share a recovery, or clients are
+            in shards; or `None`. Then a round has `ShardedUpdates`.
+        ranks: The processes.
 
     Attributes:
         remaining: Clients that take part, as given.
@@ -51,10 +59,19 @@ class HistoryView:
         (('b',), ('a',), tensor([[4., 5.]]))
     """
 
-    def __init__(self, history: HistoryStore, remaining: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        history: HistoryStore,
+        remaining: Iterable[str] | None = None,
+        *,
+        sharding: Sharding | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._history = history
         self.remaining = tuple(history.manifest.clients if remaining is None else remaining)
         self._remain = frozenset(self.remaining)
+        self._sharding, self._ranks = sharding, ranks
+        self._is_part = False  # of one shard, without the other processes
 
     @property
     def manifest(self) -> Manifest:
@@ -72,7 +89,32 @@ class HistoryView:
 
     def whole(self) -> HistoryView:
         """Return the view in which all clients of the recording remain."""
-        return HistoryView(self._history)
+        return HistoryView(self._history, sharding=self._sharding, ranks=self._ranks)
+
+    def shards(self) -> dict[int | None, HistoryView]:
+        """Return a view of each of this process's shards of clients, for these clients alone.
+
+        A shard of which nobody remains is left out. Without shards there is one view, as `None`.
+        """
+        if self._sharding is None:
+            return {None: self}
+        found: dict[int | None, HistoryView] = {}
+        for shard, ids in self._sharding.by_shard(self._sharding.owned(self.remaining)).items():
+            found[shard] = view = HistoryView(self._history, ids)
+            view._is_part = True
+        return found
+
+    def sharded(self, sent: CohortUpdates) -> CohortUpdates:
+        """Return updates of which every process has all, with this process's rows, if in shards."""
+        if self._sharding is None or self._ranks is None:
+            return sent
+        from fedrec.distributed.updates import ShardedUpdates
+
+        return ShardedUpdates.of(sent, self._sharding, self._ranks)
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value of every process that shares the recovery, in order, in all of them."""
+        return [value] if self._ranks is None else self._ranks.gather(value)
 
     def cohort(self, t: int) -> tuple[str, ...]:
         """Return the remaining clients whose updates were aggregated in a round, in row order.
@@ -132,7 +174,28 @@ class HistoryView:
             RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._history.read_round(t, self.kept(t) if client_ids is None else client_ids)
+        asked = tuple(self.kept(t) if client_ids is None else client_ids)
+        if self._sharding is None or self._ranks is None:
+            record = self._history.read_round(t, asked)
+            return replace(record, sent=record.sent.in_process()) if self._is_part else record
+        import torch
+
+        from fedrec.distributed.updates import ShardedUpdates
+
+        sharding, index = self._sharding, self._history.index(t)
+        kept = frozenset(index.kept)
+        missing = [c for c in asked if c not in kept]
+        # What is not there is refused in all processes.
+        record = self._history.read_round(t, missing or sharding.in_order(sharding.owned(asked)))
+        sent = ShardedUpdates(
+            part=record.sent.in_process().updates,
+            sharding=sharding,
+            ranks=self._ranks,
+            client_ids=asked,
+            num_samples=torch.tensor([index.num_samples[c] for c in asked], dtype=torch.int64),
+            refused=record.refused,
+        )
+        return replace(record, sent=sent)
 
     def count(self, rounds: Iterable[int]) -> tuple[int, int]:
         """Count the updates of the remaining clients in some rounds.

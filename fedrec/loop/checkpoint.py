@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from fedrec._derived import register_derived
 from fedrec._files import write_atomically
 from fedrec.exceptions import FedrecWarning, HistoryCorruptedError
 from fedrec.history.tools.npz import UNREADABLE
 
 __all__ = [
+    "ShardFiles",
     "lightning_checkpoint",
     "load_state",
     "on_device",
@@ -79,6 +82,80 @@ def load_state(path: Path) -> dict[str, Any]:
 
     decoded: dict[str, Any] = decode(state)
     return decoded
+
+
+class ShardFiles:
+    """The part of a checkpoint that is of shards of clients: a file for each, in its own process.
+
+    Two files of a shard take turns. A checkpoint says whose turn it was: one that not all processes
+    have finished leaves the one before as it is, and any number of processes can go on from it.
+
+    Args:
+        folder: Where the files are, or `None` for none.
+        without: Clients of whom they hold no data.
+
+    Attributes:
+        turn: 0 or 1, of the files that were written or read last.
+    """
+
+    def __init__(self, folder: Path | None, without: Sequence[str]) -> None:
+        self._folder, self._without = folder, without
+        self.turn = 0
+
+    def write(self, states: Mapping[int, dict[str, Any]], next_round: int) -> bool:
+        """Write the states of shards beside those of the last checkpoint.
+
+        Args:
+            states: By shard.
+            next_round: Round that the checkpoint is before.
+
+        Returns:
+            Whether there is a file now.
+        """
+        self.turn = 1 - self.turn
+        if self._folder is None:
+            return False
+        for shard, state in states.items():
+            path = self._path(shard, self.turn)
+            register_derived(path, without=self._without)
+            save_state(path, {"next": next_round, "state": state})
+        return bool(states)
+
+    def read(self, shards: Iterable[int], turn: int, next_round: int) -> dict[int, dict[str, Any]]:
+        """Return the states of shards, by shard.
+
+        Args:
+            shards: Shards that this process has.
+            turn: Whose turn it was.
+            next_round: Round that the checkpoint is before.
+
+        Raises:
+            HistoryCorruptedError: If a file is missing, damaged, or of another checkpoint.
+        """
+        assert self._folder is not None
+        self.turn, states = turn, {}
+        for shard in shards:
+            path = self._path(shard, turn)
+            saved = load_state(path)
+            if saved["next"] != next_round:
+                raise HistoryCorruptedError(
+                    f"The checkpoint {path} is before round {saved['next']}, and the one that it "
+                    f"belongs to before round {next_round}. HINT: delete both to start over."
+                )
+            states[shard] = saved["state"]
+        return states
+
+    def remove(self, all_but: int | None = None) -> None:
+        """Remove the files, but for those of one turn."""
+        if self._folder is None:
+            return
+        for turn in {0, 1} - {all_but}:
+            for path in self._folder.glob(f"checkpoint-shard-*-{turn}.npz"):
+                path.unlink(missing_ok=True)
+
+    def _path(self, shard: int, turn: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"checkpoint-shard-{shard:03d}-{turn}.npz"
 
 
 def on_device(value: Any, device: torch.device) -> Any:

@@ -129,7 +129,7 @@ class MeteredContext(RecoveryContext):
         """Ask clients for their exact updates, and meter the request."""
         self._check_asked(client_ids)
         began = time.perf_counter()
-        sent = self.engine.ask(self.asking, client_ids, work)
+        sent = self.recorded.sharded(self.engine.ask(self.asking, client_ids, work))
         spent = time.perf_counter() - began
         seconds = self.meter.client_seconds
         seconds[reason] = seconds.get(reason, 0.0) + spent
@@ -159,15 +159,14 @@ class MeteredContext(RecoveryContext):
             engine.federation, global_weights, engine.buffers.values, engine.device, self.name
         )
 
-    def compare(self, client_ids: Sequence[str], estimates: Tensor) -> None:
+    def compare(self, estimates: CohortUpdates) -> None:
         """Note how far estimated updates are from exact ones, which are computed for this alone."""
-        self._check_asked(client_ids)
+        self._check_asked(estimates.client_ids)
         began = time.perf_counter()
-        sent = self.engine.simulate(self.asking, client_ids)
+        sent = self.recorded.sharded(self.engine.simulate(self.asking, estimates.client_ids))
         if sent.client_ids:
-            place = {c: i for i, c in enumerate(client_ids)}
-            rows = estimates[[place[c] for c in sent.client_ids]]
-            self.meter.estimate_errors.add(self.round, sent.client_ids, rows, sent.updates)
+            chosen = estimates.select(sent.client_ids)
+            self.meter.estimate_errors.add(self.round, chosen, sent)
         self.meter.comparing += time.perf_counter() - began
 
     def local_steps(self, client_ids: Sequence[str]) -> list[int]:

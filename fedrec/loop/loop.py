@@ -254,6 +254,7 @@ class FederatedLoop:
         check_instance("attack", attack, Attack, optional=True)
         check_instance("detector", detector, Detector, optional=True)
         check_instance("sampler", sampler, ClientSampler, optional=True)
+        history.require_writers(self.runtime.ranks)
         with self.runtime.running(federation, history):
             self.runtime.check_evaluation(federation, attack)
             return Recording(

@@ -23,7 +23,13 @@ from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.history.background import RoundReader
 from fedrec.history.base import HistoryStore
 from fedrec.history.view import HistoryView
-from fedrec.loop.checkpoint import lightning_checkpoint, load_state, on_device, save_state
+from fedrec.loop.checkpoint import (
+    ShardFiles,
+    lightning_checkpoint,
+    load_state,
+    on_device,
+    save_state,
+)
 from fedrec.loop.context import Meter, MeteredContext
 from fedrec.loop.footprint import recovery_bytes
 from fedrec.loop.interrupts import stop_between_rounds
@@ -103,7 +109,8 @@ class Recovery:
             last = history.read_round(min(steps[0], self.rounds) - 1, ()).to(runtime.device)
             self.engine.buffers.values = last.buffers
         if not finished:
-            num_clients, size = len(self.remaining), self.federation.layout.num_parameters
+            num_clients = sum(len(view.remaining) for view in self.view.shards().values())
+            size = self.federation.layout.num_parameters
             kept = self.recoverer.kept_bytes(num_clients, size)
             runtime.announce(self.execution, recovery_bytes(num_clients, size, kept))
         runtime.call("on_recover_start", self.name, self.rounds, first)
@@ -167,7 +174,8 @@ class Recovery:
         runtime, federation, manifest = self.runtime, self.federation, self.history.manifest
         layout = federation.layout
         self.history.check_model(layout.fingerprint, layout.num_parameters)
-        self.recorded = recorded = len(self.history.rounds())
+        # Another process may be recording, and ranks do not look at the same time.
+        self.recorded = recorded = min(runtime.ranks.gather(len(self.history.rounds())))
         if recorded == 0:
             raise ConfigurationError(
                 "The history has no round yet. HINT: record before you recover."
@@ -194,7 +202,10 @@ class Recovery:
             raise ConfigurationError(
                 expected("exclude", "fewer than all clients", list(self.exclude))
             )
-        self.view = HistoryView(self.history, self.remaining)
+        sharding = runtime.shard(tuple(manifest.clients), manifest.execution.get("num_shards"))
+        self.view = HistoryView(
+            self.history, self.remaining, sharding=sharding, ranks=runtime.ranks
+        )
         forgotten = [c for c in self.history.forgotten if c in self.remaining]
         if forgotten:
             raise ConfigurationError(
@@ -207,7 +218,6 @@ class Recovery:
             self._require_cooperation()
         self._require_same_training()
         attackers = federation.malicious if self.attack is not None else ()
-        sharding = runtime.shard(tuple(manifest.clients), manifest.execution.get("num_shards", 1))
         self.engine = Engine(
             federation=federation,
             phase="recover",
@@ -224,7 +234,10 @@ class Recovery:
             on_bad_update=self.on_bad_update,
         )
         self.engine.buffers.select(manifest.buffers)
-        self.folder = None if runtime.folder is None else runtime.folder / "recover" / self.name
+        place = Path("recover", self.name)
+        self.folder = None if runtime.folder is None else runtime.folder / place
+        own_folder = None if runtime.own_folder is None else runtime.own_folder / place
+        self.shard_files = ShardFiles(own_folder, without=self.exclude)
         self.client_seconds: dict[str, float] = {}
         self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
 
@@ -373,6 +386,7 @@ class Recovery:
         if self.folder is not None:
             for name in ("checkpoint.npz", "diagnostics.csv", "ledger.csv", "model.ckpt"):
                 (self.folder / name).unlink(missing_ok=True)
+        self.shard_files.remove()
 
     def _load(self) -> dict[str, Any] | None:
         """Return the checkpoint's state, or `None` without one; refuse that of another recovery."""
@@ -404,6 +418,8 @@ class Recovery:
         require_same_plan(state["execution"], self.execution, "the recovery")
         if not state["finished"]:
             self.recoverer.load_state_dict(on_device(state["recoverer"], device))
+        if state["shard_files"] is not None:
+            self.runtime.ranks.each(lambda: self._restore_shards(state))
         engine.aggregator.load_state_dict(on_device(state["aggregator"], device))
         if self.attack is not None:
             self.attack.load_state_dict(on_device(state["attack"], device))
@@ -418,9 +434,34 @@ class Recovery:
             callback.load_state_dict(saved)
         return state["weights"].to(device), state["next"], state["seconds"]
 
+    def _restore_shards(self, state: dict[str, Any]) -> None:
+        """Bring the recoverer into its state at the checkpoint, for this process's shards."""
+        shards = [shard for shard in self.view.shards() if shard is not None]
+        states = self.shard_files.read(shards, state["shard_files"], state["next"])
+        self.recoverer.load_shard_states(on_device(states, self.runtime.device), self.view)
+
     def _save(
         self, weights: Tensor, next_round: int, seconds: float, finished: bool = False
     ) -> None:
+        """Write a checkpoint: what is of shards first, each in its own process, then all else."""
+        ranks, files = self.runtime.ranks, self.shard_files
+        # A recoverer's state is large, and a finished recovery does not need it.
+        own = {} if finished else self.recoverer.shard_states()
+        written = any(ranks.each(lambda: files.write(own, next_round)))
+        turn = files.turn if written else None
+        state = {
+            "next": next_round,
+            "seconds": seconds,
+            "finished": finished,
+            "weights": weights,
+            "recoverer": {} if finished else self.recoverer.state_dict(),
+            "shard_files": turn,
+            "diagnostics": self.recoverer.diagnostics(),
+        }
+        ranks.once(lambda: self._write_checkpoint(state))
+        files.remove(all_but=turn)
+
+    def _write_checkpoint(self, state: dict[str, Any]) -> None:
         path = self._checkpoint()
         if path is None:
             return
@@ -429,17 +470,11 @@ class Recovery:
         save_state(
             path,
             {
+                **state,
                 "identity": self._identity(),
                 "execution": self.execution,
-                "next": next_round,
-                "seconds": seconds,
                 "client_seconds": self.client_seconds,
-                "finished": finished,
                 "rounds": len(self.steps),
-                "weights": weights,
-                # A recoverer's state is large, and a finished recovery does not need it.
-                "recoverer": {} if finished else self.recoverer.state_dict(),
-                "diagnostics": self.recoverer.diagnostics(),
                 "aggregator": engine.aggregator.state_dict(),
                 "attack": {} if self.attack is None else self.attack.state_dict(),
                 "last_aggregate": engine.last_aggregate,
@@ -453,6 +488,10 @@ class Recovery:
 
     def _write_results(self, weights: Tensor, seconds: float) -> None:
         """Write ledger and model, then mark the recovery as finished."""
+        self.runtime.ranks.once(lambda: self._write_files(weights))
+        self._save(weights, self.rounds, seconds, finished=True)
+
+    def _write_files(self, weights: Tensor) -> None:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -462,6 +501,5 @@ class Recovery:
         if self.engine.buffers.values is not None:
             self.federation.layout.load_buffers(module, self.engine.buffers.values)
         write_atomically(self.folder / "model.ckpt", lightning_checkpoint(module, self.rounds))
-        self._save(weights, self.rounds, seconds, finished=True)
         for file in ("ledger.csv", "model.ckpt"):
             log_file(self.runtime.loggers, self.folder / file, f"recover/{self.name}/{file}")

@@ -376,15 +376,21 @@ class Engine:
     ) -> Tensor:
         """Aggregate updates without gathering them, by a rule that needs no whole rows.
 
-        They are finite: those of clients were checked on arrival, those of a history when it was
-        written.
+        Those of clients were checked on arrival; in a recovery there are others.
         """
         rule, width = self.aggregator, ctx.global_weights.numel()
+        if self.phase == "recover":
+            rule.require_finite(sent.part, sent.own_ids)
         if self._needs == "sums":
             rule.check_cohort(len(sent.client_ids))
             coefficients = rule.coefficients(weights)
             assert coefficients is not None
             return sent.weighted_sum(coefficients)
+        if self._needs == "gram":
+            rule.check_cohort(len(sent.client_ids))
+            if 2 * len(sent.client_ids) * sent.sharding.num_shards > width:
+                return rule(sent.updates, weights, ctx)  # which are less than the products
+            return sent.weighted_sum(rule.gram_coefficients(sent.gram(width), weights))
         if width < _FEWEST_COLUMNS * sent.ranks.size:
             return rule(sent.updates, weights, ctx)
         block, order = sent.columns(width)

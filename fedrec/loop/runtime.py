@@ -271,8 +271,12 @@ class Runtime:
     @property
     def folder(self) -> Path | None:
         """The run folder, or `None` if nothing is to be written by this process."""
-        writes = self.ranks.is_first and not self.settings.fast_dev_run
-        return self.settings.default_root_dir if writes else None
+        return self.own_folder if self.ranks.is_first else None
+
+    @property
+    def own_folder(self) -> Path | None:
+        """The run folder, where each process keeps what it has of its own clients, or `None`."""
+        return None if self.settings.fast_dev_run else self.settings.default_root_dir
 
     def log_error(self, error: BaseException) -> None:
         """Write why this process leaves, where there are several, to a file of its own."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+import torch
 from torch import Tensor
 
 from fedrec._derived import register_derived
 from fedrec._files import csv_text, write_atomically
 from fedrec.functional.consistency import row_cosines
 from fedrec.functional.recovery.relative_errors import relative_errors
+from fedrec.types import CohortUpdates
 
 __all__ = ["EstimateError", "EstimateErrors", "read_estimate_errors"]
 
@@ -66,8 +68,9 @@ class EstimateErrors:
     Examples:
         >>> import torch
         >>> errors = EstimateErrors(None, 0)
-        >>> exact = torch.tensor([[3.0, 4.0]])
-        >>> errors.add(7, ["client-0"], torch.tensor([[3.0, 3.0]]), exact)
+        >>> known = {"client_ids": ("client-0",), "num_samples": torch.tensor([10])}
+        >>> exact = CohortUpdates(updates=torch.tensor([[3.0, 4.0]]), **known)
+        >>> errors.add(7, CohortUpdates(updates=torch.tensor([[3.0, 3.0]]), **known), exact)
         >>> errors.rows[0].relative_error, round(errors.rows[0].cosine, 2)
         (0.2, 0.99)
     """
@@ -82,20 +85,19 @@ class EstimateErrors:
         if self._path is not None:
             self.rows = [row for row in read_estimate_errors(self._path) if row.round < first_round]
 
-    def add(self, t: int, client_ids: Sequence[str], estimates: Tensor, exact: Tensor) -> None:
+    def add(self, t: int, estimates: CohortUpdates, exact: CohortUpdates) -> None:
         """Compare the updates of a round.
 
         Args:
             t: The round.
-            client_ids: The clients of the rows.
-            estimates: Shape $(m, d)$.
-            exact: Shape $(m, d)$.
+            estimates: The estimated updates.
+            exact: The exact updates of the same clients, in the same order.
         """
-        errors = relative_errors(estimates, exact).tolist()
-        cosines = row_cosines(estimates, exact).tolist()
+        pairs = zip(estimates.shards().values(), exact.shards().values(), strict=True)
+        found = estimates.gathered([_compared(a.updates, b.updates) for a, b in pairs]).tolist()
         rows = [
             EstimateError(client_id, t, error, cosine)
-            for client_id, error, cosine in zip(client_ids, errors, cosines, strict=True)
+            for client_id, (error, cosine) in zip(estimates.client_ids, found, strict=True)
         ]
         self.rows += rows
         if self._path is None:
@@ -113,3 +115,10 @@ class EstimateErrors:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _compared(estimates: Tensor, exact: Tensor) -> Tensor:
+    """Return relative error and cosine of each row, shape (k, 2), on the CPU."""
+    return torch.stack(
+        [relative_errors(estimates, exact), row_cosines(estimates, exact)], dim=1
+    ).cpu()

@@ -242,8 +242,10 @@ class RunFolder:
         differ = [k for k in {**before, **after} if before.get(k) != after.get(k)]
         if not differ:
             return
+        # An empty group beside one with keys: the keys say it.
+        told = [k for k in differ if {} not in (before.get(k), after.get(k))] or differ
         lines = "\n".join(
-            f"  - {key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in differ
+            f"  - {key}: {before.get(key)!r} there, {after.get(key)!r} here" for key in told
         )
         raise ConfigurationError(
             f"The run folder `{self.path}` holds a recording of another recipe. What differs:\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from fedrec.clients.objective import LocalWork
 from fedrec.functional.recovery.calibration import calibrate
 from fedrec.recoverers.context import RecoveryContext
@@ -34,9 +32,6 @@ def calibrated(
         for steps, ids in groups.items()
     ]
     ids = tuple(c for group in sent for c in group.client_ids)
-    exact = torch.cat([group.updates for group in sent])
-    return CohortUpdates(
-        client_ids=ids,
-        updates=calibrate(record.select(ids).updates, exact),
-        num_samples=torch.cat([group.num_samples for group in sent]),
-    )
+    exact = sent[0] if len(sent) == 1 else sent[0].joined(*sent[1:], client_ids=ids)
+    pairs = zip(record.sent.select(ids).shards().values(), exact.shards().values(), strict=True)
+    return exact.with_rows([calibrate(old.updates, new.updates) for old, new in pairs])

@@ -89,11 +89,30 @@ class Recoverer(Component, ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the method, as tensors, numbers, strings, lists and dicts."""
+        """Return the state of the method, as tensors, numbers, strings, lists and dicts.
+
+        It is the same in all processes, if there are several.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state that `state_dict` returned, to resume a recovery."""
+
+    def shard_states(self) -> dict[int, dict[str, Any]]:
+        """Return the state that belongs to each shard of clients, by shard, beside `state_dict`.
+
+        Where clients are in shards, as on several devices, each process has that of its own shards
+        alone, and saves it by itself. By default there is nothing.
+        """
+        return {}
+
+    def load_shard_states(self, states: dict[int, dict[str, Any]], history: HistoryView) -> None:
+        """Take over what `shard_states` returned; called after `load_state_dict`.
+
+        Args:
+            states: By shard, those of this process's shards of which somebody remains.
+            history: As in `start`.
+        """
 
     def diagnostics(self) -> dict[str, float]:
         """Return numbers worth reporting about the recovery, by name."""

@@ -109,15 +109,14 @@ class RecoveryContext(RoundContext, ABC):
         """
 
     @abstractmethod
-    def compare(self, client_ids: Sequence[str], estimates: Tensor) -> None:
+    def compare(self, estimates: CohortUpdates) -> None:
         """Note how far estimated updates are from exact ones, see `RunResult.estimate_errors`.
 
         The exact updates are computed for this comparison alone: in simulation, without costs for
         clients, and unseen by the recoverer.
 
         Args:
-            client_ids: Some of this round's `client_ids`.
-            estimates: Shape $(m', d)$, one row per client.
+            estimates: Estimated updates of some of this round's clients.
 
         Raises:
             RecoveryError: If a client may not be asked.

@@ -109,7 +109,9 @@ class Crab(Recoverer):
         record = ctx.history(t)
         if t not in self._selected or not record.client_ids:
             return global_weights
-        cosines = row_cosines(record.updates, record.aggregate).cpu()
+        cosines = record.sent.gathered(
+            [row_cosines(s.updates, record.aggregate).cpu() for s in record.sent.shards().values()]
+        )
         count = max(1, int(self.client_ratio * len(cosines)))
         best = cosines.argsort(descending=True, stable=True)[:count].sort().values
         ids = [record.client_ids[i] for i in best.tolist()]

@@ -89,6 +89,4 @@ class FedEraser(ReplayRecoverer):
         record = ctx.history(t)
         if t > 0:
             return calibrated(ctx, record, record.client_ids, self.calibration_ratio)
-        return CohortUpdates(
-            client_ids=record.client_ids, updates=record.updates, num_samples=record.num_samples
-        )
+        return record.sent

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from fedrec.recoverers.estimators import (
     PairedLBFGS,
     PaperLBFGS,
 )
+from fedrec.recoverers.estimators.cohort import CohortEstimator
 from fedrec.recoverers.threshold import history_threshold
 from fedrec.recoverers.update_filter import UpdateFilter
 from fedrec.types import CohortUpdates, RoundRecord
@@ -169,6 +169,7 @@ class FedRecover(ReplayRecoverer):
             requirement = f"at least {fewest} with estimator={self.estimator!r}"
             raise ConfigurationError(expected("warmup_rounds", requirement, warmup_rounds))
         self.assumes_gradients = self.estimator is not None and self.estimator.assumes_gradients
+        self._cohort = None if self.estimator is None else CohortEstimator(self.estimator)
         self._threshold = float("inf")
         self._num_estimated = self._num_filtered = 0
         # Of the last estimates: where one could not be used, the next round's are likely the same.
@@ -228,9 +229,9 @@ class FedRecover(ReplayRecoverer):
         rounds = self.rounds(history, max_rounds)
         self._num_estimated = self._num_filtered = 0
         self._threshold = float("inf")
-        if self.estimator is None:
+        if self._cohort is None:
             return
-        self.estimator.start(history, rounds)
+        self._cohort.start(history, rounds)
         self._check_kept(history, max_rounds)
         if self.abnormality_threshold is not None:
             self._threshold = self.abnormality_threshold
@@ -282,15 +283,15 @@ class FedRecover(ReplayRecoverer):
         ctx: RecoveryContext,
     ) -> CohortUpdates:
         """Ask clients, filter their updates, and let the estimator learn from them."""
-        assert self.estimator is not None
+        assert self._cohort is not None
         sent = trusted = ctx.exact(client_ids, reason)
         if self.update_filter is not None:
             sent, trusted = self._filter(sent, reason, record, global_weights)
         kept = set(record.client_ids)
         ids = [c for c in trusted.client_ids if c in kept]
         if ids and reason != "final":
-            exact = trusted.select(ids).updates
-            self.estimator.observe(record.select(ids), exact, global_weights, reason)
+            exact = trusted.select(ids)
+            self._cohort.observe(record.select(ids), exact, global_weights, reason)
         return self._filled(sent, client_ids, record, global_weights)
 
     def _filled(
@@ -306,71 +307,67 @@ class FedRecover(ReplayRecoverer):
         if self.on_missing == "drop" or not missing:
             return sent
         part = record.select(missing)
-        updates = part.updates
+        stand_ins = part.sent
         if self.on_missing == "estimate":
-            estimates, normal, _ = self._estimates(part, global_weights)
-            updates = torch.where(normal.to(estimates.device)[:, None], estimates, updates)
-        # Buffers are averaged over the clients that answered, as elsewhere; they are no rows here.
-        joined = replace(
-            sent,
-            client_ids=(*sent.client_ids, *missing),
-            updates=torch.cat([sent.updates, updates]),
-            num_samples=torch.cat([sent.num_samples, part.num_samples]),
-            buffers=None,
-        )
-        return joined.select([c for c in client_ids if c in known or c in there])
+            stand_ins = self._estimates_or_recorded(part, global_weights)
+        ids = [c for c in client_ids if c in known or c in there]
+        return sent.joined(stand_ins, client_ids=ids)
 
     def _filter(
         self, sent: CohortUpdates, reason: str, record: RoundRecord, global_weights: Tensor
     ) -> tuple[CohortUpdates, CohortUpdates]:
         """Return the updates to aggregate, and those of the clients whose own update is used."""
         known = set(record.client_ids)
-        at = [i for i, c in enumerate(sent.client_ids) if c in known]
-        if self.update_filter is None or not at:
+        ids = [c for c in sent.client_ids if c in known]
+        if self.update_filter is None or not ids:
             return sent, sent
-        record = record.select([sent.client_ids[i] for i in at])
-        references = record.updates
+        record = record.select(ids)
+        references = record.sent
         if reason not in ("abnormality", "fallback"):  # these clients have no usable estimate
-            estimates, normal, _ = self._estimates(record, global_weights)
-            references = torch.where(normal.to(estimates.device)[:, None], estimates, references)
-        filtered, trusted = self.update_filter.apply(sent, at, references)
+            references = self._estimates_or_recorded(record, global_weights)
+        filtered, trusted = self.update_filter.apply(sent, references)
         self._num_filtered += len(sent.client_ids) - len(trusted.client_ids)
         return filtered, trusted
 
+    def _estimates_or_recorded(self, record: RoundRecord, global_weights: Tensor) -> CohortUpdates:
+        """Return the estimates of clients, or what they sent then where these cannot be used."""
+        estimates, normal, _ = self._estimates(record, global_weights)
+        usable = list(compress(record.client_ids, normal.tolist()))
+        others = [c for c in record.client_ids if c not in set(usable)]
+        if not others:
+            return estimates
+        recorded = record.sent.select(others)
+        return estimates.select(usable).joined(recorded, client_ids=record.client_ids)
+
     def _estimates(
         self, record: RoundRecord, global_weights: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return estimates, shape $(m, d)$, and for each its verdict, twice of shape $(m,)$.
+    ) -> tuple[CohortUpdates, Tensor, Tensor]:
+        """Return estimates, and for each its verdict, twice of shape $(m,)$.
 
         The first verdict says whether the estimate can be used, the second whether it exceeds the
         threshold. An estimate that is not finite, or that the estimator cannot make, has neither.
         """
-        assert self.estimator is not None
-        updates, largest, usable = self.estimator.estimate(record, global_weights)
-        return updates, *self._verdicts(largest, usable)
+        assert self._cohort is not None
+        estimates, largest = self._cohort.estimate(record, global_weights)
+        return estimates, *self._verdicts(largest)
 
-    def _verdicts(self, largest: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-        largest = largest.cpu()
-        usable = usable & torch.isfinite(largest)
-        normal = largest <= self._threshold
+    def _verdicts(self, largest: Tensor) -> tuple[Tensor, Tensor]:
+        usable, normal = torch.isfinite(largest), largest <= self._threshold
         return usable & normal, usable & ~normal
 
     def _aggregated(
         self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
     ) -> AggregatedUpdates | None:
         """Aggregate estimates while they are computed; `None` where somebody needs the rows."""
-        assert self.estimator is not None
+        assert self._cohort is not None
         if self.diagnose or not self._all_normal or record.client_ids != ctx.client_ids:
             return None
         rule = ctx.column_rule(record.client_ids)
-        found = None if rule is None else self.estimator.aggregate(record, global_weights, rule)
-        if found is None or not bool(self._verdicts(found.largest, found.usable)[0].all()):
+        found = None if rule is None else self._cohort.aggregate(record, global_weights, rule)
+        if found is None or not bool(self._verdicts(found[1])[0].all()):
             return None
         self._num_estimated += len(record.client_ids)
-        estimator = self.estimator
-        return AggregatedUpdates(
-            found.aggregate, lambda: estimator.estimate(record, global_weights).updates, record.sent
-        )
+        return found[0]
 
     def _estimated(
         self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
@@ -386,29 +383,24 @@ class FedRecover(ReplayRecoverer):
         self._all_normal = bool(normal.all())
         if self.diagnose:
             self._compare(record, estimates, normal, ctx)
-        if record.client_ids == ctx.client_ids and self._all_normal:
-            return replace(record.sent, updates=estimates)
-        rows = {
-            c: (estimates[i], record.num_samples[i])
-            for i, c in enumerate(record.client_ids)
-            if normal[i]
-        }
+        usable = list(compress(record.client_ids, normal.tolist()))
+        if tuple(usable) == ctx.client_ids:
+            return estimates
         exceeding = set(compress(record.client_ids, abnormal.tolist()))
-        missing = set(ctx.client_ids).difference(rows, exceeding)
+        missing = set(ctx.client_ids).difference(usable, exceeding)
+        if self.on_missing == "estimate":  # the next estimates may be written to the same memory
+            estimates = estimates.joined(client_ids=usable)
+        exact = []
         for reason, group in (("abnormality", exceeding), ("fallback", missing)):
             if group:
                 asked = [c for c in ctx.client_ids if c in group]
-                sent = self._exact(asked, reason, record, global_weights, ctx)
-                exact = zip(sent.updates, sent.num_samples, strict=True)
-                rows.update(zip(sent.client_ids, exact, strict=True))
-        ids = [c for c in ctx.client_ids if c in rows]
-        if not ids:
-            return None
-        updates, num_samples = (torch.stack(x) for x in zip(*(rows[c] for c in ids), strict=True))
-        return CohortUpdates(client_ids=tuple(ids), updates=updates, num_samples=num_samples)
+                exact.append(self._exact(asked, reason, record, global_weights, ctx))
+        known = set(usable).union(*(sent.client_ids for sent in exact))
+        ids = [c for c in ctx.client_ids if c in known]
+        return estimates.joined(*exact, client_ids=ids) if ids else None
 
     def _compare(
-        self, record: RoundRecord, estimates: Tensor, normal: Tensor, ctx: RecoveryContext
+        self, record: RoundRecord, estimates: CohortUpdates, normal: Tensor, ctx: RecoveryContext
     ) -> None:
         """Compare the estimates that are used, or some of them, with exact updates."""
         used = normal.nonzero().flatten()
@@ -416,8 +408,7 @@ class FedRecover(ReplayRecoverer):
             generator = torch_generator(ctx.seed, "diagnose", record.round)
             used = used[torch.randperm(len(used), generator=generator)[: self.diagnose]]
         if len(used):
-            ids = [record.client_ids[i] for i in used.tolist()]
-            ctx.compare(ids, estimates[used.to(estimates.device)])
+            ctx.compare(estimates.select([record.client_ids[i] for i in used.tolist()]))
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return the bytes that the estimator keeps."""
@@ -431,7 +422,7 @@ class FedRecover(ReplayRecoverer):
             "threshold": self._threshold,
             "estimated": self._num_estimated,
             "filtered": self._num_filtered,
-            "estimator": {} if self.estimator is None else self.estimator.state_dict(),
+            "estimator": {} if self._cohort is None else self._cohort.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -439,8 +430,17 @@ class FedRecover(ReplayRecoverer):
         self._threshold = state["threshold"]
         self._num_estimated = state["estimated"]
         self._num_filtered = state["filtered"]
-        if self.estimator is not None:
-            self.estimator.load_state_dict(state["estimator"])
+        if self._cohort is not None:
+            self._cohort.load_state_dict(state["estimator"])
+
+    def shard_states(self) -> dict[int, dict[str, Any]]:
+        """Return the states of the shards' estimators."""
+        return {} if self._cohort is None else self._cohort.shard_states()
+
+    def load_shard_states(self, states: dict[int, dict[str, Any]], history: HistoryView) -> None:
+        """Take over what `shard_states` returned."""
+        if self._cohort is not None:
+            self._cohort.load_shard_states(states, history)
 
     def diagnostics(self) -> dict[str, float]:
         """Return the threshold, the numbers of updates estimated and filtered, and more."""
@@ -448,7 +448,7 @@ class FedRecover(ReplayRecoverer):
             "abnormality_threshold": self._threshold,
             "estimated_updates": float(self._num_estimated),
             "filtered_updates": float(self._num_filtered),
-            **({} if self.estimator is None else self.estimator.diagnostics()),
+            **({} if self._cohort is None else self._cohort.diagnostics()),
         }
 
 

@@ -56,7 +56,4 @@ class HistoricalOnly(ReplayRecoverer):
 
     def round_updates(self, t: int, global_weights: Tensor, ctx: RecoveryContext) -> CohortUpdates:
         """Return the historical updates of the round."""
-        record = ctx.history(t)
-        return CohortUpdates(
-            client_ids=record.client_ids, updates=record.updates, num_samples=record.num_samples
-        )
+        return ctx.history(t).sent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -57,30 +57,43 @@ def abnormality_threshold(
         >>> abnormality_threshold([torch.tensor([[1.0, -4.0], [2.0, 3.0]])], tolerance_rate=0.25)
         3.0
     """
-    # From the decimal text: 0.29 * 100 is 28.999... in binary.
-    rate = Fraction(str(tolerance_rate))
     threshold = at_least
     for updates in rounds:
-        if updates.numel() == 0:
-            continue
-        allowed = int(rate * updates.numel())
-        size = _BLOCK if updates.device.type == "cpu" else updates.numel()
-        largest: list[Tensor] = []  # the magnitudes that exceed `bound`: others do not matter
-        bound, count = threshold, 0
-        for entries in updates.flatten().split(size):
-            low, high = torch.aminmax(entries)
-            if max(-float(low), float(high)) <= bound:
-                continue
-            magnitudes = entries.abs()
-            largest.append(magnitudes[magnitudes > bound])
-            count += largest[-1].numel()
-            if count > 2 * allowed + 2:
-                largest = [_top(largest, allowed + 1)]
-                bound, count = float(largest[0][-1]), allowed + 1
-        # Only a round with more exceeding entries than allowed can raise the maximum.
-        if count > allowed:
-            threshold = float(_top(largest, allowed + 1)[-1])
+        allowed = _allowed(updates.numel(), tolerance_rate)
+        threshold = _raised(threshold, [_exceeding(updates, allowed, threshold)], allowed)
     return threshold
+
+
+def _allowed(num_entries: int, tolerance_rate: float) -> int:
+    """Return how many entries of a round may exceed the threshold."""
+    # From the decimal text: 0.29 * 100 is 28.999... in binary.
+    return int(Fraction(str(tolerance_rate)) * num_entries)
+
+
+def _exceeding(updates: Tensor, allowed: int, threshold: float) -> Tensor:
+    """Return the magnitudes that exceed a threshold, or the `allowed + 1` largest of them."""
+    size = _BLOCK if updates.device.type == "cpu" else max(updates.numel(), 1)
+    largest = [updates.new_empty(0)]  # the magnitudes that exceed `bound`: others do not matter
+    bound, count = threshold, 0
+    for entries in updates.flatten().split(size) if updates.numel() else ():
+        low, high = torch.aminmax(entries)
+        if max(-float(low), float(high)) <= bound:
+            continue
+        magnitudes = entries.abs()
+        largest.append(magnitudes[magnitudes > bound])
+        count += largest[-1].numel()
+        if count > 2 * allowed + 2:
+            largest = [_top(largest, allowed + 1)]
+            bound, count = float(largest[0][-1]), allowed + 1
+    return torch.cat(largest) if count <= allowed else _top(largest, allowed + 1)
+
+
+def _raised(threshold: float, exceeding: Sequence[Tensor], allowed: int) -> float:
+    """Return the threshold after a round, given what exceeds it in each part of the round."""
+    # Only a round with more exceeding entries than allowed can raise the maximum.
+    if sum(part.numel() for part in exceeding) <= allowed:
+        return threshold
+    return float(_top(exceeding, allowed + 1)[-1])
 
 
 def history_threshold(history: HistoryView, rounds: Iterable[int], tolerance_rate: float) -> float:
@@ -97,10 +110,13 @@ def history_threshold(history: HistoryView, rounds: Iterable[int], tolerance_rat
     for record in read_ahead(history, highest_first, torch.device("cpu")):
         if bounds[record.round] <= threshold:
             break
-        threshold = abnormality_threshold([record.updates], tolerance_rate, threshold)
+        own = record.sent.in_process().updates
+        allowed = _allowed(len(record.client_ids) * own.shape[1], tolerance_rate)
+        exceeding = history.gather(_exceeding(own, allowed, threshold))
+        threshold = _raised(threshold, exceeding, allowed)
     return threshold
 
 
-def _top(values: list[Tensor], k: int) -> Tensor:
+def _top(values: Sequence[Tensor], k: int) -> Tensor:
     """Return the k largest of all values, in decreasing order."""
-    return torch.topk(torch.cat(values), k).values
+    return torch.topk(torch.cat(list(values)), k).values

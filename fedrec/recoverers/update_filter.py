@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -74,28 +73,24 @@ class UpdateFilter(Component):
         return accepted
 
     def apply(
-        self, sent: CohortUpdates, at: Sequence[int], references: Tensor
+        self, sent: CohortUpdates, references: CohortUpdates
     ) -> tuple[CohortUpdates, CohortUpdates]:
         """Replace updates that do not pass by their references.
 
         Args:
             sent: What clients sent.
-            at: Rows of `sent` that have a reference, $k$ of them; all other rows pass.
-            references: The estimates, or historical updates, of these rows, shape $(k, d)$.
+            references: The estimates, or historical updates, of some of these clients; of all
+                others the update passes.
 
         Returns:
             All clients with the updates to use; and only the clients whose own update is used.
         """
-        refused = ~self.accepts(sent.updates[list(at)], references)
-        if not bool(refused.any()):
+        compared = sent.select(references.client_ids)
+        pairs = zip(compared.shards().values(), references.shards().values(), strict=True)
+        passes = references.gathered([self.accepts(a.updates, b.updates) for a, b in pairs])
+        refused = set(compress(references.client_ids, (~passes).tolist()))
+        if not refused:
             return sent, sent
-        rows = torch.tensor(at)[refused]
-        updates = sent.updates.clone()
-        updates[rows] = references[refused.to(references.device)]
-        passed = torch.ones(len(updates), dtype=torch.bool).index_fill_(0, rows, False)
-        trusted = CohortUpdates(
-            client_ids=tuple(sent.client_ids[i] for i in passed.nonzero().flatten().tolist()),
-            updates=sent.updates[passed.to(updates.device)],
-            num_samples=sent.num_samples[passed],
-        )
-        return replace(sent, updates=updates), trusted
+        trusted = sent.select([c for c in sent.client_ids if c not in refused])
+        replaced = references.select([c for c in references.client_ids if c in refused])
+        return trusted.joined(replaced, client_ids=sent.client_ids), trusted

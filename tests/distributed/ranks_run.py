@@ -2,8 +2,10 @@
 
     python ranks_run.py DEVICES FOLDER STEP [FAULT RANK ROUND]
 
-STEP is `record` or `recover`; FAULT is `kill`, `hang` or `raise`, or `guard` for data that only the
-rank of their client may read. What it comes to is written to FOLDER/STEP.txt.
+STEP is `record` or `recover`; FAULT is `kill`, `hang` or `raise`; `write` or `remove` for a kill
+before the rank's part of the checkpoint before ROUND is written, or that of the one before is
+removed; or `guard` for data that only the rank of their client may read. What it comes to is
+written to FOLDER/STEP.txt.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from fedrec.aggregators import TrimmedMean
 from fedrec.callbacks import Callback
 from fedrec.data import Digits
 from fedrec.history import ShardedHistory
+from fedrec.loop import recovery
+from fedrec.loop.checkpoint import ShardFiles
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover
 
@@ -41,6 +45,28 @@ class _Fault(Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
             while True:
                 time.sleep(1)
+
+
+class _KilledSaving(ShardFiles):
+    """Files of shards; before a checkpoint's are written, or others are removed, it ends."""
+
+    at_round = -1
+    at_step = ""
+    saving = -1
+
+    def write(self, states, next_round):
+        self.saving = next_round
+        self._end("write")
+        return super().write(states, next_round)
+
+    def remove(self, all_but=None):
+        self._end("remove")
+        super().remove(all_but)
+
+    def _end(self, step):
+        if step == self.at_step and self.saving == self.at_round:
+            time.sleep(1)  # others are done with theirs
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Failing(LightningClient):
@@ -83,6 +109,9 @@ def main(devices: int, folder: Path, step: str, fault: str, rank: int, at_round:
             client.dataset = _Guarded(client.dataset, (i < half) == first)
     if fault == "raise":
         clients[-1].at_round = at_round  # of the last shard, and so of the last rank
+    elif fault in ("write", "remove") and loop.runtime.ranks.rank == rank:
+        _KilledSaving.at_step, _KilledSaving.at_round = fault, at_round
+        recovery.ShardFiles = _KilledSaving
     elif fault in ("kill", "hang") and loop.runtime.ranks.rank == rank:
         loop.callbacks.append(_Fault(fault, at_round))
     federation = Federation(clients, module, test_dataset=data.test_dataset, malicious=["client-0"])

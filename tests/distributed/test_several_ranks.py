@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedrec.history import ShardedHistory
+from fedrec.loop.checkpoint import load_state
 
 _HERE = Path(__file__).parent
 _REPOSITORY = _HERE.parents[1]
@@ -85,6 +86,23 @@ def test_one_and_three_ranks_come_to_the_same_with_every_component(tmp_path):
     assert len(hashes) > 0.9 * len(one)
 
 
+@pytest.mark.slow
+def test_recoveries_come_to_the_same_and_no_rank_gets_the_rows_of_others(tmp_path):
+    for devices in (1, 3):
+        _run(_HERE / "ranks_fedrecover.py", devices, tmp_path)
+    one, three = (json.loads((tmp_path / f"{devices}.json").read_text()) for devices in (1, 3))
+    assert one == three
+    for name in ("abnormal", "estimate"):  # some estimates are used, and some are not
+        assert one[f"{name}, whole"]["estimated_updates"] > 0
+        assert one[f"{name}, whole"]["asked"]["abnormality"] > 0
+    assert one["filter, shards"]["filtered_updates"] > 0
+    # Half of the eight clients have no estimate in the eight estimated rounds.
+    assert one["own, whole"]["asked"] == {
+        "warmup": 4 * 8, "fallback": 8 * 4, "correction": 8, "final": 8,
+    }  # fmt: skip
+    assert one["own, whole"]["mean_of_equals"] == 0.1
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """What a recording and a recovery come to in one process."""
@@ -107,12 +125,34 @@ def test_a_killed_rank_ends_all_and_other_numbers_of_ranks_go_on_to_the_same_bit
     assert said in _run(script, 3, tmp_path, "record", "kill", 1, 5, code=None)
     assert said in _why(tmp_path, 0)
     with ShardedHistory(tmp_path / "history") as history:
-        assert 0 < len(history.verify()) <= 5
+        assert len(history.verify()) <= 5  # the last ones may not have been written yet
     _run(script, 2, tmp_path, "record")
     assert (tmp_path / "record.txt").read_text() == undisturbed["record"]
     assert said in _run(script, 2, tmp_path, "recover", "kill", 1, 7, code=None)
     _run(script, 4, tmp_path, "recover")
     assert (tmp_path / "recover.txt").read_text() == undisturbed["recover"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["write", "remove"])
+def test_a_checkpoint_that_was_interrupted_leaves_one_that_any_number_of_ranks_goes_on_from(
+    tmp_path, undisturbed, fault
+):
+    script = _HERE / "ranks_run.py"
+    _run(script, 1, tmp_path, "record")
+    _run(script, 3, tmp_path, "recover", fault, 1, 7, code=None)
+    folder = tmp_path / "run" / "recover" / "FedRecover"
+    state = load_state(folder / "checkpoint.npz")
+    turn = state["shard_files"]
+    # The last one that is whole: of round 6 where a part of that of round 7 is missing.
+    assert state["next"] == (6 if fault == "write" else 7)
+    parts = [load_state(folder / f"checkpoint-shard-00{v}-{turn}.npz") for v in range(4)]
+    assert [part["next"] for part in parts] == [state["next"]] * 4
+    others = [load_state(p) for p in folder.glob(f"checkpoint-shard-*-{1 - turn}.npz")]
+    assert len(others) < 4
+    _run(script, 2, tmp_path, "recover")
+    assert (tmp_path / "recover.txt").read_text() == undisturbed["recover"]
+    assert not list(folder.glob("checkpoint-shard-*"))
 
 
 @pytest.mark.slow
@@ -129,7 +169,7 @@ def test_a_rank_that_hangs_or_fails_is_named(tmp_path, fault, said):
     assert said in output
     assert said in _why(tmp_path, 0)
     with ShardedHistory(tmp_path / "history") as history:
-        assert 0 < len(history.verify()) <= 5
+        assert len(history.verify()) <= 5  # the last ones may not have been written yet
 
 
 @pytest.mark.slow

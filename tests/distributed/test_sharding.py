@@ -7,11 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-from fedrec.aggregators import FedAvg, Median
+from fedrec.aggregators import FedAvg, Krum, Median, MultiKrum
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates
 from fedrec.exceptions import ConfigurationError
+from fedrec.functional import gram_matrix
 from fedrec.loop import FederatedLoop
 from fedrec.loop.round import _is_of_aggregate
 from fedrec.types import CohortUpdates
@@ -68,9 +69,37 @@ def test_sharded_updates_are_the_rows_of_their_clients_in_any_order(num_shards):
     assert chosen.num_samples.tolist() == [5, 1]
     columns, order = sent.columns(6)
     assert torch.equal(columns, rows[order])
+    products = rows.double() @ rows.double().T
+    torch.testing.assert_close(sent.gram(6), products, rtol=1e-14, atol=1e-14)
     coefficients = torch.linspace(0.1, 0.5, 5)
     expected = (coefficients.double()[:, None] * rows.double()).sum(dim=0)
     torch.testing.assert_close(sent.weighted_sum(coefficients).double(), expected)
+
+
+@pytest.mark.parametrize("rule", [Krum(num_byzantine=1), MultiKrum(num_byzantine=3)], ids=repr)
+def test_a_rule_that_needs_inner_products_says_what_it_multiplies_rows_with(rule):
+    rows = torch.randn(9, 30, generator=torch.Generator().manual_seed(1))
+    coefficients = rule.gram_coefficients(gram_matrix(rows), torch.ones(9))
+    torch.testing.assert_close(coefficients @ rows, rule(rows))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_clients_are_joined_and_asked_about_where_they_are(num_shards):
+    rows, sent = _sent(CLIENTS, num_shards)
+    assert [c for part in sent.shards().values() for c in part.client_ids] == list(CLIENTS)
+    some, others = sent.select(CLIENTS[4:2:-1]), sent.select(CLIENTS[5:9])
+    ids = ("client-8", "client-4", "client-5", "client-3")
+    joined = some.joined(others, client_ids=ids)
+    assert (joined.client_ids, joined.num_samples.tolist()) == (ids, [9, 5, 6, 4])
+    assert torch.equal(joined.updates, rows[[8, 4, 5, 3]])
+    twice = joined.with_rows([2 * part.updates for part in joined.shards().values()])
+    assert torch.equal(twice.updates, 2 * rows[[8, 4, 5, 3]])
+    firsts = joined.gathered([part.updates[:, 0] for part in joined.shards().values()])
+    assert torch.equal(firsts, rows[[8, 4, 5, 3], 0])
+    plain = CohortUpdates(client_ids=CLIENTS, updates=rows, num_samples=sent.num_samples)
+    again = ShardedUpdates.of(plain, sent.sharding, sent.ranks)
+    assert torch.equal(again.part, sent.part)
+    assert torch.equal(plain.select(ids).updates, joined.updates)
 
 
 def test_what_is_replaced_in_sharded_updates_is_plain():

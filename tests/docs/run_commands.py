@@ -92,8 +92,9 @@ def plan(command: list[str]) -> Plan:
         if words[1] == "run" and words[2] in IN_FULL and not overrides:
             return Plan(words, into=into)
         repeats = tuple("1" if words[i - 1] == "--repeats" else w for i, w in enumerate(words))
-        # Beside the run that is as long as the docs say.
-        name = ("name=short",) if words[2] in IN_FULL and not own_name else ()
+        # Beside the run that is as long as the docs say, and those with other overrides.
+        slug = re.sub(r"[^a-z0-9]+", "-", " ".join(overrides).lower())[:40]
+        name = (f"name=short-{slug}",) if words[2] in IN_FULL and not own_name else ()
         return Plan((*repeats, *name, *FEWER), "shortened", into)
     if words[0] in ("fedrec", "pytest") or words == ("make", "quickstart"):
         return Plan(words, into=into)
@@ -178,7 +179,9 @@ def started(words: tuple[str, ...]) -> tuple[Callable[[], object], list[str]]:
     """Return what a command runs, and what it is to find in `sys.argv`."""
     name, *rest = words
     if name == "fedrec":
-        return importlib.import_module("fedrec.cli.main").main, list(words)
+        # As the shell would have found it: several processes run the same file again.
+        script = str(Path(sys.executable).with_name(name))
+        return importlib.import_module("fedrec.cli.main").main, [script, *rest]
     if name == "pytest":
         return importlib.import_module("pytest").main, list(words)
     if name == "python":

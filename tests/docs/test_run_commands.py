@@ -38,7 +38,7 @@ def test_every_command_is_run_by_make_docs_test_or_left_out_for_a_reason() -> No
         ("fedrec run quickstart -q > a.json", "fedrec run quickstart -q"),
         (
             "fedrec run quickstart seed=1",
-            f"fedrec run quickstart seed=1 name=short {' '.join(FEWER)}",
+            f"fedrec run quickstart seed=1 name=short-seed-1 {' '.join(FEWER)}",
         ),
     ],
 )

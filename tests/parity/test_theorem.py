@@ -30,7 +30,7 @@ class Measured(FedRecover):
         self.trajectory.append(global_weights.double().numpy())
         if self.exact_reason(t, ctx.max_rounds) is None:
             record = ctx.history(t)
-            estimates = self._estimates(record, global_weights)[0].double().numpy()
+            estimates = self._estimates(record, global_weights)[0].updates.double().numpy()
             for client_id, estimate in zip(record.client_ids, estimates, strict=True):
                 exact = type(self).gradients[client_id](self.trajectory[-1])
                 self.error = max(self.error, float(np.linalg.norm(estimate - exact)))

@@ -69,6 +69,7 @@ class AnchoredLBFGS(Estimator):
     """
 
     assumes_gradients = True
+    counted = frozenset({"skipped_pairs"})
 
     def __init__(
         self,
@@ -117,8 +118,13 @@ class AnchoredLBFGS(Estimator):
 
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
-    ) -> None:
-        """Move the anchors of these clients to this round; set the weights if all were asked."""
+    ) -> Tensor | None:
+        """Move the anchors of these clients to this round.
+
+        Returns:
+            If all were asked, for each client products of its changes now and then and of those by
+            H, shape $(k, 4, 4)$; NaN where it has not changed yet.
+        """
         if not len(self._anchors):
             self._allocate(global_weights)
         self._without_history = None
@@ -128,8 +134,9 @@ class AnchoredLBFGS(Estimator):
         if reason == "correction":
             gains = 2 / (ages + 1) if isinstance(self.gain, str) else gains * self.gain
         gains[self._round[rows] < 0] = 1
+        products = None
         if reason in ("warmup", "correction"):
-            self._learn(record, exact, global_weights, rows, gains)
+            products = self._changed(record, exact, global_weights, rows, gains)
         else:
             at = _index(rows, exact.device)
             self._anchors[at] = self._exact[at] = exact
@@ -147,18 +154,19 @@ class AnchoredLBFGS(Estimator):
                 record.round,
                 alone=False,
             )
+        return products
 
-    def _learn(
+    def _changed(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
-    ) -> None:
-        """Set the weights from the changes since the last anchors, and move these by `gains`."""
+    ) -> Tensor:
+        """Move the anchors by `gains`; return products of the changes since the last ones."""
         known = self._round[rows] >= 0
         move = self._move
         if bool(known.any()) and self._compiles(len(rows)):
             move = self._compiled_move
-        products = move(record, exact, weights, rows, gains)[known]
-        # Without clients of which a product overflowed.
-        self._regress(products[torch.isfinite(products).all(dim=2).all(dim=1)].sum(dim=0))
+        products = move(record, exact, weights, rows, gains)
+        products[~known] = float("nan")
+        return products
 
     def _move(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
@@ -232,8 +240,10 @@ class AnchoredLBFGS(Estimator):
         )
         return torch.from_numpy(products)
 
-    def _regress(self, found: Tensor) -> None:
-        """Set the weights by products of changes now and then and of those by H, shape (4, 4)."""
+    def pool(self, statistics: Tensor) -> None:
+        """Set the weights by what `observe` returned of all clients."""
+        # Without clients of which a product overflowed.
+        found = statistics[torch.isfinite(statistics).all(dim=2).all(dim=1)].sum(dim=0)
         products = torch.zeros(4, dtype=torch.float64)
         if self.curvature_weight == "pooled":
             products[:2] = torch.stack([found[0, 2] + found[1, 3], found[2, 2] + found[3, 3]])

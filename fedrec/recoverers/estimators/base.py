@@ -53,6 +53,9 @@ class Estimator(Component, ABC):
     rounds, after which nothing is left to estimate; and `estimate` in the rounds in between. A
     subclass writes `estimate`, and `observe` if it learns from exact updates.
 
+    Where clients are in shards, as on several devices, each shard has an estimator of its own,
+    which sees the clients of this shard alone. What it has to know of all goes through `pool`.
+
     Examples:
         >>> class Half(Estimator):
         ...     "Half of what was recorded."
@@ -66,6 +69,10 @@ class Estimator(Component, ABC):
 
     #: Whether it takes updates for gradients; a warning says where they are not.
     assumes_gradients: bool = False
+
+    #: Names of `diagnostics` that count something: those of several shards are added up. Of other
+    #: numbers, the mean over the shards is reported.
+    counted: frozenset[str] = frozenset()
 
     @property
     def fewest_warmup_rounds(self) -> int:
@@ -85,7 +92,7 @@ class Estimator(Component, ABC):
 
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
-    ) -> None:
+    ) -> Tensor | None:
         r"""Learn from the exact updates of some clients; by default nothing.
 
         Args:
@@ -96,6 +103,20 @@ class Estimator(Component, ABC):
             reason: Why they were asked: `"warmup"`, `"correction"`; or, where clients were asked
                 on their own account, since their estimates could not be used, `"abnormality"`,
                 `"fallback"`.
+
+        Returns:
+            What is to be known of these clients where the others are: a small row for each, shape
+            $(k, ...)$, on the CPU, for `pool`; or `None`.
+        """
+        return None
+
+    def pool(self, statistics: Tensor) -> None:
+        """Learn from what `observe` returned of all clients that were asked; by default nothing.
+
+        It is called after `observe`, also if none of them is in this estimator's shard.
+
+        Args:
+            statistics: The rows of all of them, shape $(k, ...)$, in the order of the shards.
         """
 
     @abstractmethod

@@ -26,6 +26,7 @@ class _LBFGS(Estimator):
     r"""$\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$, with pairs of some kind."""
 
     assumes_gradients = True
+    counted = frozenset({"skipped_pairs"})
 
     def __init__(self, buffer_size: int) -> None:
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
@@ -150,7 +151,8 @@ class PaperLBFGS(_LBFGS):
 
     One buffer $\Delta W$ of model differences for all clients is filled in rounds in which all are
     asked, one buffer $\Delta G^i$ of update differences per client whenever it is asked, and no
-    pair is skipped. After an abnormality fix the two no longer describe the same rounds.
+    pair is skipped. After an abnormality fix the two no longer describe the same rounds. On several
+    devices, all clients are those of a shard.
 
     Args:
         buffer_size: $s$, differences in a buffer, at least 1.

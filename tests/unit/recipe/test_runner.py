@@ -179,6 +179,16 @@ def test_another_recording_is_refused_with_the_ways_out(recipe_file: Path, copie
     assert "`--overwrite`" in message
 
 
+def test_of_a_group_that_was_empty_its_new_keys_are_told(recipe_file: Path, tmp_path: Path) -> None:
+    folder, recipe = RunFolder(tmp_path / "run"), load_recipe(recipe_file)
+    (folder.path / "record").mkdir(parents=True)
+    folder.write("record/result.json", {"spec": {"loop": {}}})
+    with pytest.raises(ConfigurationError) as caught:
+        folder.open(recipe, {"loop": {"num_shards": 8}}, overwrite=False)
+    told = [line for line in str(caught.value).splitlines() if line.startswith("  - ")]
+    assert told == ["  - loop.num_shards: None there, 8 here"]
+
+
 @pytest.mark.parametrize(
     "mistake",
     [

@@ -27,6 +27,13 @@ def started(**arguments: Any) -> AnchoredLBFGS:
     return estimator
 
 
+def learn(estimator: AnchoredLBFGS, *observed: Any) -> None:
+    """Let it learn from a round, as the only one."""
+    statistics = estimator.observe(*observed)
+    if statistics is not None:
+        estimator.pool(statistics)
+
+
 def record(t: int, updates: list[list[float]], weights: Tensor = NONE, ids: str = "ab"):
     sent = CohortUpdates(
         client_ids=tuple(ids),
@@ -86,9 +93,26 @@ def test_the_weight_of_history_is_a_regression_over_three_rounds() -> None:
     now = steps * torch.tensor([[0.5], [0.0]])
     estimator = started(curvature_weight=0.0)
     for t in range(5):
-        estimator.observe(record(t, steps[t].tolist()), now[t], NONE, "warmup")
+        learn(estimator, record(t, steps[t].tolist()), now[t], NONE, "warmup")
     # 3 products of 0.5 and 0 each, over 3 of 1 each.
     assert estimator.diagnostics()["history_weight"] == pytest.approx(0.25)
+
+
+def test_weights_are_pooled_over_estimators_of_some_clients_each() -> None:
+    """As above: what a's estimator and b's say of their client makes the weight of both."""
+    estimators = [AnchoredLBFGS(curvature_weight=0.0) for _ in range(3)]
+    for estimator, ids in zip(estimators, ("a", "b", "c"), strict=True):
+        estimator.start(SimpleNamespace(remaining=ids), range(10))  # type: ignore[arg-type]
+    for t in range(5):
+        said = [
+            one.observe(record(t, [[t, 0.0]], ids=c), torch.tensor([[x * t, 0]]), NONE, "warmup")
+            for one, c, x in zip(estimators, "ab", (0.5, 0.0), strict=False)
+        ]
+        for estimator in estimators:
+            estimator.pool(torch.cat([one for one in said if one is not None]))
+    # Also in that of a client who was not asked.
+    weights = [estimator.diagnostics()["history_weight"] for estimator in estimators]
+    assert weights == [pytest.approx(0.25)] * 3
 
 
 def test_the_anchor_is_between_prediction_and_exact_update() -> None:
@@ -119,9 +143,9 @@ def test_products_count_for_as_much_of_them_as_came_true() -> None:
     """The pairs say that the Hessian is 2; then updates change by 1 for a step of 2."""
     estimator = started(history_weight=0.0, buffer_size=1)
     w, none = torch.tensor([1.0, 0.0]), [[0.0, 0], [0, 0]]
-    estimator.observe(record(0, none), torch.tensor([[2.0, 0], [2.0, 0]]), w, "warmup")
+    learn(estimator, record(0, none), torch.tensor([[2.0, 0], [2.0, 0]]), w, "warmup")
     assert estimator.diagnostics()["curvature_weight"] == 1.0
-    estimator.observe(record(1, none), torch.tensor([[3.0, 0], [3.0, 0]]), 3 * w, "warmup")
+    learn(estimator, record(1, none), torch.tensor([[3.0, 0], [3.0, 0]]), 3 * w, "warmup")
     assert estimator.diagnostics()["curvature_weight"] == 0.25
     # From an update of 3 at 3 w, with the newest pair's Hessian of 1: a quarter of 4 more.
     found = estimator.estimate(record(2, none), 7 * w).updates
@@ -210,7 +234,7 @@ def replayed(kernel: str, threads: int = 1, **arguments: Any) -> list[Tensor]:
                 if asked:
                     kept = [i for i in rows if ids[i] in asked]
                     one = one.select([ids[i] for i in kept])
-                    estimator.observe(one, exact[kept], w, reason)
+                    learn(estimator, one, exact[kept], w, reason)
     finally:
         torch.set_num_threads(before)
     state = estimator.state_dict()

@@ -19,7 +19,7 @@ from fedrec.loop import FederatedLoop
 from fedrec.metrics.estimate_errors import EstimateErrors, read_estimate_errors
 from fedrec.recoverers import FedRecover
 from fedrec.testing.problems import QuadraticClient, quadratic_federation
-from fedrec.types import RunResult
+from fedrec.types import CohortUpdates, RunResult
 
 ROUNDS = 14
 
@@ -196,8 +196,16 @@ def test_zero_updates() -> None:
 def test_a_row_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "diagnostics.csv"
     errors = EstimateErrors(path.parent, 0)
-    errors.add(3, ['a,"b'], torch.tensor([[1.0, 0.1]]), torch.tensor([[0.0, 0.0]]))
-    errors.add(4, ["c"], torch.tensor([[1.0, 0.1]]), torch.tensor([[1.0, 0.3]]))
+    for t, client_id, exact in ((3, 'a,"b', [0.0, 0.0]), (4, "c", [1.0, 0.3])):
+        estimated, sent = (
+            CohortUpdates(
+                client_ids=(client_id,),
+                updates=torch.tensor([update]),
+                num_samples=torch.tensor([10]),
+            )
+            for update in ([1.0, 0.1], exact)
+        )
+        errors.add(t, estimated, sent)
     errors.close()
     assert read_estimate_errors(path) == errors.rows
     assert EstimateErrors(path.parent, 4).rows == errors.rows[:1]

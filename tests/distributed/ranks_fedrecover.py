@@ -1,0 +1,146 @@
+"""Run by several processes: what recoveries by FedRecover come to, as hashes, in a file of rank 0.
+
+python ranks_fedrecover.py DEVICES FOLDER
+
+The recording in one piece is in FOLDER/whole, that in shards in FOLDER/shards; the first process
+that runs makes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedrec import FederatedLoop, Federation, LightningClient
+from fedrec.aggregators import FedAvg, Krum, Median, MultiKrum, TrimmedMean
+from fedrec.attacks import SignFlip
+from fedrec.data import Digits
+from fedrec.distributed.updates import ShardedUpdates
+from fedrec.federation import ClientSampler
+from fedrec.history import LMDBHistory, ShardedHistory
+from fedrec.models import MLP
+from fedrec.recoverers import Estimates, Estimator, FedRecover, HistoricalOnly, UpdateFilter
+
+ROUNDS = 14
+SCHEDULE = {"warmup_rounds": 4, "correction_period": 5, "final_rounds": 1}
+
+
+class Sampled(Estimator):
+    """A user's own, which knows nothing of shards, and has no estimate of half of the clients."""
+
+    def estimate(self, record, global_weights):
+        updates = record.updates * 0.5
+        usable = torch.tensor([int(c[-1]) % 2 == 0 for c in record.client_ids])
+        return Estimates(updates, updates.abs().amax(dim=1), usable)
+
+    def diagnostics(self):
+        return {"mean_of_equals": 0.1}
+
+
+class Faulty(LightningClient):
+    """Sends NaN in some rounds of a recovery."""
+
+    def local_update(self, global_weights, ctx):
+        found = super().local_update(global_weights, ctx)
+        if ctx.phase == "recover" and ctx.round % 3 == 0:
+            found.update[0] = float("nan")
+        return found
+
+
+RECOVERIES: dict[str, dict[str, Any]] = {
+    "anchored": {},
+    "paired": {"estimator": "paired"},
+    "paper": {"estimator": "paper"},
+    "history": {"estimator": "history"},
+    "none": {"estimator": "none"},
+    "own": {"estimator": Sampled()},
+    "abnormal": {"tolerance_rate": 1e-3},
+    "no threshold": {"tolerance_rate": None},
+    "filter": {"update_filter": UpdateFilter(max_distance=0.5, min_cosine=0.9)},
+    "diagnose": {"diagnose": 3},
+    "estimate": {"on_missing": "estimate", "tolerance_rate": 1e-3},
+    "historical": {"on_missing": "historical"},
+}
+
+
+def federation() -> Federation:
+    torch.manual_seed(0)
+    data, module = Digits(num_clients=10), MLP(in_features=64)
+    clients = [
+        (Faulty if client_id == "client-5" else LightningClient)(
+            client_id, module, samples, batch_size=6
+        )
+        for client_id, samples in data.client_datasets().items()
+    ]
+    return Federation(clients, module, malicious=["client-0", "client-9"])
+
+
+def outcome(result: Any) -> dict[str, Any]:
+    parts = [
+        result.global_weights.numpy().tobytes(),
+        json.dumps(result.ledger.state_dict(), default=str).encode(),
+        json.dumps(dict(result.diagnostics)).encode(),
+        repr(result.estimate_errors).encode(),
+    ]
+    reasons = Counter(entry.reason for entry in result.ledger.entries)
+    bits = hashlib.sha256(b"".join(parts)).hexdigest()
+    return {"bits": bits, "asked": dict(reasons), **result.diagnostics}
+
+
+def main(devices: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    loop = FederatedLoop(
+        accelerator="cpu", devices=devices, num_shards=5, logger=False, enable_progress_bar=False,
+        eval_every=100, timeout=120,
+    )  # fmt: skip
+    whole, shards = LMDBHistory(folder / "whole"), ShardedHistory(folder / "shards")
+    if devices == 1:
+        half = ClientSampler(fraction=0.8, dropout=0.1)
+        given = {"max_rounds": ROUNDS, "server_lr": 0.1, "attack": SignFlip()}
+        loop.record(federation(), TrimmedMean(trim=0.2), shards, sampler=half, **given)
+        alone = FederatedLoop(accelerator="cpu", logger=False, enable_progress_bar=False)
+        alone.record(federation(), FedAvg(), whole, **given)
+    outcomes: dict[str, Any] = {}
+
+    def gathers(self: ShardedUpdates) -> None:
+        raise AssertionError("rows of all clients were gathered")
+
+    gather = ShardedUpdates.updates
+    for name, arguments in RECOVERIES.items():
+        for where, history in (("whole", whole), ("shards", shards)):
+            ShardedUpdates.updates = property(gathers)  # type: ignore[assignment]
+            result = loop.recover(
+                federation(), history, FedRecover(**SCHEDULE, **arguments),
+                exclude=["client-0", "client-9"], on_bad_update="drop",
+            )  # fmt: skip
+            outcomes[f"{name}, {where}"] = outcome(result)
+    for rule in (
+        Median(),
+        TrimmedMean(trim=0.2),
+        FedAvg(),
+        Krum(num_byzantine=1),
+        MultiKrum(num_byzantine=1),
+    ):
+        result = loop.recover(
+            federation(), whole, HistoricalOnly(), ["client-0", "client-9"], aggregator=rule
+        )
+        outcomes[f"HistoricalOnly, {rule}"] = outcome(result)
+    ShardedUpdates.updates = gather  # what an attacker sees is gathered
+    result = loop.recover(
+        federation(), shards, FedRecover(**SCHEDULE, diagnose=True), ["client-0"],
+        attack=SignFlip(), on_bad_update="drop",
+    )  # fmt: skip
+    outcomes["an attacker stays"] = outcome(result)
+    if loop.is_global_zero:
+        (folder / f"{devices}.json").write_text(json.dumps(outcomes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
