@@ -86,12 +86,10 @@ def _generate_bits(typing_context, value):  # type: ignore[no-untyped-def]
 _bits: Any = intrinsic(_generate_bits)
 
 
-# Two loops each: a product that goes through memory is rounded, as in torch, and not fused with the
-# subtraction.
-
-
 @_inline
 def _step(weights, server_lr, aggregate, out):  # type: ignore[no-untyped-def]
+    # Two loops: a product that goes through memory is rounded, as in torch, and not fused with the
+    # subtraction.
     for j in range(len(out)):
         out[j] = server_lr * aggregate[j]
     for j in range(len(out)):
@@ -169,9 +167,9 @@ def _combine(  # type: ignore[no-untyped-def]
         if len(factors):
             sum_rows(block, factors, total)
         else:
-            rest = -(-(stop - start) // FEWEST)
-            middle_mean_blocks(memory, k, stop - start, network, kept, 0, rest, total)
-        # The next round multiplies the clients' pairs with these vectors: they are in the cache.
+            pieces = -(-(stop - start) // FEWEST)
+            middle_mean_blocks(memory, k, stop - start, network, kept, 0, pieces, total)
+        # In the next round, pairs are multiplied with these vectors; now they are in the cache.
         size = stop - start
         _step(weights[start:stop], server_lr, total, new[:size])
         _step(recorded[start:stop], server_lr, recorded_aggregate[start:stop], following[:size])

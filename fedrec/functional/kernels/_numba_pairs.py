@@ -34,7 +34,7 @@ _inline: Any = register_jitable
 
 
 def _generate_dot(typing_context, x, y):  # type: ignore[no-untyped-def]
-    """Multiply two vectors. The order is fixed, so that it has the same bits in every kernel."""
+    """Multiply two vectors, in an order that is written out: the same bits in every kernel."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector, lane = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)

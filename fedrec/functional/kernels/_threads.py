@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -14,7 +13,6 @@ T = TypeVar("T")
 
 # Parameters below which starting several threads takes longer than their work.
 _SMALL_MODEL = 20_000
-_here = threading.local()
 
 
 def default_threads(num_parameters: int, threads: int) -> int:
@@ -31,21 +29,16 @@ def for_each(function: Callable[[T], object], items: Iterable[T], num_threads: i
     """Call a function with every item, on so many threads, this one among them.
 
     The threads end with the call: they cost 0.1 ms, and neither a fork nor threads of the caller
-    can disturb them, as they can numba's. What they call starts no threads in turn.
+    can disturb them, as they can numba's.
     """
     waiting = iter(items)
 
     def work() -> None:
-        _here.is_shared = True
-        try:
-            for item in waiting:
-                function(item)
-        finally:
-            _here.is_shared = False
-
-    if num_threads == 1 or getattr(_here, "is_shared", False):
         for item in waiting:
             function(item)
+
+    if num_threads == 1:
+        work()
         return
     with ThreadPoolExecutor(num_threads - 1) as pool:
         others = [pool.submit(work) for _ in range(num_threads - 1)]

@@ -147,7 +147,7 @@ class Estimator(Component, ABC):
 
         Returns:
             What the rule would make of the rows that `estimate` returns, bit by bit; or `None`, the
-            default: `estimate` is called instead.
+            default: `estimate` is called instead, as it is if a subclass changes `estimate` alone.
         """
         return None
 

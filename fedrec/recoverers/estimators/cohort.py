@@ -104,6 +104,13 @@ class CohortEstimator:
         if None not in self._own:
             return None
         estimator = self._own[None]
+        order = type(estimator).__mro__
+        one, other = (
+            next(i for i, c in enumerate(order) if name in vars(c))
+            for name in ("aggregate", "estimate")
+        )
+        if one > other:  # of estimates that a subclass has changed since, it knows nothing
+            return None
         found = estimator.aggregate(record, global_weights, rule)
         if found is None:
             return None

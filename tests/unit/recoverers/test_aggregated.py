@@ -24,7 +24,7 @@ from fedrec.clients import Client
 from fedrec.federation import ClientSampler
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
-from fedrec.recoverers import FedRecover
+from fedrec.recoverers import FedRecover, PairedLBFGS
 from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.testing.problems import VectorModule
 from fedrec.types import ClientUpdate, CohortUpdates
@@ -140,6 +140,18 @@ def test_whole_rows_where_the_rule_needs_them(rule: Aggregator) -> None:
 @pytest.mark.parametrize("arguments", [{"diagnose": True}, {"estimator": "history"}])
 def test_whole_rows_where_something_else_needs_them(arguments: dict[str, Any]) -> None:
     assert recover(FedAvg(), tolerance_rate=None, **arguments) == 0
+
+
+class Halved(PairedLBFGS):
+    """Changes estimates, and says nothing of how they are aggregated."""
+
+    def estimate(self, record, global_weights):
+        found = super().estimate(record, global_weights)
+        return found._replace(updates=found.updates / 2)
+
+
+def test_estimates_that_a_subclass_changes_are_kept() -> None:
+    assert recover(FedAvg(), estimator=Halved(), tolerance_rate=None) == 0
 
 
 @needs_numba
