@@ -46,7 +46,12 @@ PARTS = {
     "aggregation": [(Aggregator, "__call__")],
     "writing": [(BackgroundWriter, "write"), (BackgroundWriter, "wait")],
     "reading": [(RoundReader, "read")],
-    "estimates": [(AnchoredLBFGS, "estimate"), (ClientPairs, "estimate")],
+    "estimates": [
+        (AnchoredLBFGS, "aggregate"),
+        (ClientPairs, "aggregated"),
+        (AnchoredLBFGS, "estimate"),
+        (ClientPairs, "estimate"),
+    ],
     "learning": [(AnchoredLBFGS, "observe"), (ClientPairs, "push")],
     "threshold": [(FedRecover, "start")],
 }

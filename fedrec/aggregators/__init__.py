@@ -2,7 +2,7 @@
 
 from fedrec.aggregators.alignins import AlignIns
 from fedrec.aggregators.arc import ARC
-from fedrec.aggregators.base import AggregationContext, Aggregator
+from fedrec.aggregators.base import AggregationContext, Aggregator, ColumnRule
 from fedrec.aggregators.bucketing import Bucketing
 from fedrec.aggregators.bulyan import Bulyan
 from fedrec.aggregators.caf import CAF
@@ -45,6 +45,7 @@ __all__ = [
     "Bucketing",
     "Bulyan",
     "CenteredClipping",
+    "ColumnRule",
     "DeepSight",
     "DnC",
     "FLTrust",

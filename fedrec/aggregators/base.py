@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.random import torch_generator
 from fedrec.types import RoundContext
 
-__all__ = ["AggregationContext", "Aggregator"]
+__all__ = ["AggregationContext", "Aggregator", "ColumnRule"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +38,23 @@ class AggregationContext(RoundContext):
     server_update: Tensor | None = None
     outputs: Callable[[Tensor, Tensor], Tensor] | None = None
     checked: Tensor | None = None
+
+
+class ColumnRule(NamedTuple):
+    r"""What a server step does with every column of the updates, where numbers say all of it.
+
+    It subtracts from a weight $\eta$ times the sum of a column's values with factors; or, without
+    factors, times the mean of all but the smallest and the largest values.
+
+    Attributes:
+        factors: Shape $(m,)$, float32, or `None`.
+        num_trim: How many of the smallest values, and of the largest, are left out.
+        server_lr: $\eta$.
+    """
+
+    factors: Tensor | None
+    num_trim: int
+    server_lr: float
 
 
 class Aggregator(Component, ABC):
@@ -131,6 +148,18 @@ class Aggregator(Component, ABC):
 
         Returns:
             Shape $(m,)$, or `None`.
+        """
+        return None
+
+    def trims(self, num_clients: int) -> int | None:
+        """Return how many of the smallest and of the largest values of a column are left out.
+
+        That is, if `aggregate` returns the mean of the others, and treats every column alike and
+        alone. `None`, the default, for every other rule. A subclass that changes `aggregate` and
+        not this method counts as such.
+
+        Args:
+            num_clients: $m$, at least 1.
         """
         return None
 

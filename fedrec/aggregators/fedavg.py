@@ -51,7 +51,8 @@ class FedAvg(Aggregator):
         """Every client's share."""
         if not self.weighted:
             client_weights = torch.ones_like(client_weights)
-        return client_weights / client_weights.sum()
+        wide = client_weights.cpu().double()
+        return (wide / wide.sum()).to(client_weights)
 
     needs = "sums"
 

@@ -41,6 +41,10 @@ class Median(Aggregator):
         """Take the median of every coordinate."""
         return coordinate_median(updates)
 
+    def trims(self, num_clients: int) -> int:
+        """All but the middle value, or the two middle ones."""
+        return (num_clients - 1) // 2
+
     def max_byzantine(self, num_clients: int) -> int:
         """Any minority: both middle values are then bounded by benign ones on either side."""
         return (num_clients - 1) // 2

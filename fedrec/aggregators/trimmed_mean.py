@@ -56,6 +56,10 @@ class TrimmedMean(Aggregator):
         """Raise `AggregationError` if nothing would be left."""
         check_trim(self.num_trim(num_clients), num_clients)
 
+    def trims(self, num_clients: int) -> int:
+        """As `num_trim`."""
+        return self.num_trim(num_clients)
+
     def max_byzantine(self, num_clients: int) -> int:
         """As many as are trimmed at each end."""
         return self.num_trim(num_clients)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedrec.aggregators.base import ColumnRule
 from fedrec.clients.objective import LocalWork
 from fedrec.exceptions import RecoveryError, ShapeError
 from fedrec.history.background import RoundReader
@@ -198,6 +199,10 @@ class MeteredContext(RecoveryContext):
         new, _ = self.engine.server_step(self.asking, sent, start, num_samples=num_samples)
         self.meter.stepped = new
         return new
+
+    def column_rule(self, client_ids: Sequence[str]) -> ColumnRule | None:
+        """Return what the server step does with every column of these clients' updates."""
+        return self.engine.column_rule(self._num_samples(client_ids)) if client_ids else None
 
     def coefficients(self, client_ids: Sequence[str]) -> Tensor | None:
         """Return the factors of the clients' rows in the aggregation rule, or `None`."""

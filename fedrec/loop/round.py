@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedrec.aggregators.base import AggregationContext, Aggregator
+from fedrec.aggregators.base import AggregationContext, Aggregator, ColumnRule
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
@@ -31,6 +31,7 @@ from fedrec.functional.aggregation.order_statistics import choose_kernel, use_ke
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.loop.buffers import AveragedBuffers
 from fedrec.loop.server import require_lightning, server_client, server_outputs, trained
+from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.types import CohortUpdates, Phase, RoundContext
 
 __all__ = ["Engine"]
@@ -295,6 +296,30 @@ class Engine:
         Raises:
             AggregationError: If the next global weights are not finite.
         """
+        if isinstance(sent, AggregatedUpdates):
+            aggregate = sent.aggregate
+        else:
+            if num_samples is None:
+                num_samples = sent.num_samples
+            aggregate = self._aggregate(ctx, sent, global_weights, num_samples, is_checked)
+        new = self.apply(global_weights, aggregate)
+        if nonfinite_rows(new[None]):
+            raise AggregationError(
+                f"The server step of round {ctx.round} gave non-finite global weights. Nothing of "
+                "this round was stored. HINT: training diverges; lower `server_lr`."
+            )
+        self.last_aggregate = aggregate
+        return new, aggregate
+
+    def _aggregate(
+        self,
+        ctx: RoundContext,
+        sent: CohortUpdates,
+        global_weights: Tensor,
+        num_samples: Tensor,
+        is_checked: bool,
+    ) -> Tensor:
+        """Aggregate updates, with all that the rule needs; see `server_step`."""
         server_update = None
         if self._server is not None:
             server_update = trained(self._server, global_weights, ctx).updates[0]
@@ -309,23 +334,37 @@ class Engine:
             server_update=server_update,
             outputs=outputs,
         )
-        if num_samples is None:
-            num_samples = sent.num_samples
-        weights = num_samples.to(global_weights) / num_samples.sum().to(global_weights)
+        weights = _shares(num_samples, global_weights)
         if isinstance(sent, ShardedUpdates) and self._needs != "rows":
-            aggregate = self._aggregate_shards(sent, weights, aggregation_ctx)
-        else:
-            if is_checked:
-                aggregation_ctx = dataclasses.replace(aggregation_ctx, checked=sent.updates)
-            aggregate = self.aggregator(sent.updates, weights, aggregation_ctx)
-        new = self.apply(global_weights, aggregate)
-        if nonfinite_rows(new[None]):
-            raise AggregationError(
-                f"The server step of round {ctx.round} gave non-finite global weights. Nothing of "
-                "this round was stored. HINT: training diverges; lower `server_lr`."
-            )
-        self.last_aggregate = aggregate
-        return new, aggregate
+            return self._aggregate_shards(sent, weights, aggregation_ctx)
+        if is_checked:
+            aggregation_ctx = dataclasses.replace(aggregation_ctx, checked=sent.updates)
+        return self.aggregator(sent.updates, weights, aggregation_ctx)
+
+    def column_rule(self, num_samples: Tensor) -> ColumnRule | None:
+        """Return what `server_step` does with every column of updates.
+
+        Args:
+            num_samples: Sizes of the clients, shape $(m,)$.
+
+        Returns:
+            `None` if the rule does something that a `ColumnRule` cannot say.
+
+        Raises:
+            AggregationError: If the rule cannot work with so many clients.
+        """
+        rule, m = self.aggregator, len(num_samples)
+        if rule.has_memory:
+            return None
+        if self._needs == "sums":
+            rule.check_cohort(m)
+            factors = rule.coefficients(_shares(num_samples, torch.empty(0)))
+            return ColumnRule(factors, 0, self.server_lr)
+        num_trim = rule.trims(m) if _is_of_aggregate(rule, "trims") else None
+        if num_trim is None:
+            return None
+        rule.check_cohort(m)
+        return ColumnRule(None, num_trim, self.server_lr)
 
     @property
     def _needs(self) -> str:
@@ -395,6 +434,11 @@ class Engine:
         """Let an attack with a memory craft again from a round's updates as they are stored."""
         if self.attack is not None and self.attack_has_memory and self.attack.is_active(ctx.round):
             self._craft(ctx, sent)
+
+
+def _shares(num_samples: Tensor, like: Tensor) -> Tensor:
+    """Return each client's share of all samples, dtype and device of a tensor."""
+    return num_samples.to(like) / num_samples.sum().to(like)
 
 
 def _fresh(component: T) -> T:

@@ -4,6 +4,7 @@ from fedrec.recoverers.base import Recoverer, ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.crab import Crab
 from fedrec.recoverers.estimators import (
+    AggregatedEstimates,
     AnchoredLBFGS,
     Estimates,
     Estimator,
@@ -23,6 +24,7 @@ from fedrec.recoverers.update_filter import UpdateFilter
 from fedrec.recoverers.weight_negation import WeightNegation
 
 __all__ = [
+    "AggregatedEstimates",
     "AnchoredLBFGS",
     "Crab",
     "Estimates",

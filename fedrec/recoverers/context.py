@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fedrec.aggregators.base import ColumnRule
 from fedrec.types import CohortUpdates, RoundContext, RoundRecord
 
 if TYPE_CHECKING:
@@ -151,6 +152,17 @@ class RecoveryContext(RoundContext, ABC):
             ShapeError: If there is not one row per client.
             AggregationError: If a row or the result is not finite, or the rule cannot work with
                 so many clients.
+        """
+
+    @abstractmethod
+    def column_rule(self, client_ids: Sequence[str]) -> ColumnRule | None:
+        """Return what `server_step` does with every column of clients' updates.
+
+        Args:
+            client_ids: The clients whose updates would be aggregated.
+
+        Returns:
+            `None` if the aggregation rule does something that a `ColumnRule` cannot say.
         """
 
     @abstractmethod

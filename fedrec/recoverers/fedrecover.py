@@ -13,6 +13,7 @@ from torch import Tensor
 from fedrec._checks import check_choice, check_float, check_int, is_integer, of_class
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import torch_generator
+from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.estimators import (
@@ -171,6 +172,8 @@ class FedRecover(ReplayRecoverer):
         self._cohort = None if self.estimator is None else CohortEstimator(self.estimator)
         self._threshold = float("inf")
         self._num_estimated = self._num_filtered = 0
+        # Of the last estimates: where one could not be used, the next round's are likely the same.
+        self._all_normal = True
 
     def exact_reason(self, t: int, max_rounds: int) -> str | None:
         """Return why all clients are asked in round `t`, or `None` if updates are estimated.
@@ -346,8 +349,25 @@ class FedRecover(ReplayRecoverer):
         """
         assert self._cohort is not None
         estimates, largest = self._cohort.estimate(record, global_weights)
+        return estimates, *self._verdicts(largest)
+
+    def _verdicts(self, largest: Tensor) -> tuple[Tensor, Tensor]:
         usable, normal = torch.isfinite(largest), largest <= self._threshold
-        return estimates, usable & normal, usable & ~normal
+        return usable & normal, usable & ~normal
+
+    def _aggregated(
+        self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
+    ) -> AggregatedUpdates | None:
+        """Aggregate estimates while they are computed; `None` where somebody needs the rows."""
+        assert self._cohort is not None
+        if self.diagnose or not self._all_normal or record.client_ids != ctx.client_ids:
+            return None
+        rule = ctx.column_rule(record.client_ids)
+        found = None if rule is None else self._cohort.aggregate(record, global_weights, rule)
+        if found is None or not bool(self._verdicts(found[1])[0].all()):
+            return None
+        self._num_estimated += len(record.client_ids)
+        return found[0]
 
     def _estimated(
         self, record: RoundRecord, global_weights: Tensor, ctx: RecoveryContext
@@ -355,8 +375,12 @@ class FedRecover(ReplayRecoverer):
         """Estimate all updates; ask the clients whose estimate is abnormal or missing."""
         if not record.client_ids:
             return ctx.exact(ctx.client_ids, "fallback")
+        aggregated = self._aggregated(record, global_weights, ctx)
+        if aggregated is not None:
+            return aggregated
         estimates, normal, abnormal = self._estimates(record, global_weights)
         self._num_estimated += int(normal.sum())
+        self._all_normal = bool(normal.all())
         if self.diagnose:
             self._compare(record, estimates, normal, ctx)
         usable = list(compress(record.client_ids, normal.tolist()))

@@ -144,6 +144,19 @@ class AggregatorContract(ComponentContract):
             atol=1e-6,
         )
 
+    def test_does_what_it_says_of_every_column(self) -> None:
+        """A rule with `trims` is the mean of the values between, one with `coefficients` a sum."""
+        updates, rule = self.make_updates(self.num_clients), self.make()
+        weights = torch.arange(1.0, self.num_clients + 1)
+        trims, coefficients = rule.trims(self.num_clients), rule.coefficients(weights)
+        if trims is not None:
+            expected = updates.sort(dim=0).values[trims : self.num_clients - trims].mean(dim=0)
+        elif coefficients is not None:
+            expected = coefficients @ updates
+        else:
+            pytest.skip("it says nothing of columns")
+        torch.testing.assert_close(self.run(updates, weights), expected, rtol=1e-5, atol=1e-6)
+
     def test_withstands_as_many_as_it_claims(self) -> None:
         """With at most `max_byzantine` malicious rows, the result is within the benign range."""
         for m in (self.num_clients, self.num_clients + 1):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedrec.functional.aggregation.order_statistics import choose_kernel
+
 __all__ = ["mean_of_rows", "weighted_mean"]
 
 
@@ -28,7 +30,17 @@ def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
     if weights is None:
         weights = torch.ones(len(updates), dtype=torch.float64)
     weights = weights.cpu().double()
-    return (weights / weights.sum()).to(updates) @ updates
+    factors = (weights / weights.sum()).to(updates)
+    if updates.dtype != torch.float32 or updates.requires_grad:
+        return factors @ updates
+    if choose_kernel(updates.device, *updates.shape) != "numba":
+        return factors @ updates
+    from fedrec.functional.kernels import _numba_sums
+
+    mean = torch.empty_like(updates[0])
+    rows = updates.contiguous().numpy()
+    _numba_sums.weighted_sum(rows, factors.numpy(), mean.numpy(), torch.get_num_threads())
+    return mean
 
 
 def mean_of_rows(updates: Tensor, rows: Tensor) -> Tensor:

@@ -4,28 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
-from fedrec.functional.kernels._numba_kernels import FAST, compile_all
+from fedrec.functional.kernels._numba_kernels import FAST, compile_all, middle_mean_blocks, tables
+from fedrec.functional.kernels._numba_kernels import WIDTH as FEWEST
+from fedrec.functional.kernels._numba_pairs import WIDTH, dot, end_of, num_blocks
+from fedrec.functional.kernels._numba_sums import sum_rows
 from fedrec.functional.kernels._threads import share
 
-__all__ = ["combine", "compiled"]
+__all__ = ["Following", "Reduced", "combine", "compiled", "reduce", "vectors_of"]
 
-# Columns of a block: what all rows share stays in the second-level cache, and a row is long enough
-# for the memory to stream.
-_WIDTH = 4096
 # Pairs of a pass over a row.
 _PAIRS = 2
 _MAGNITUDE = np.int32(0x7FFFFFFF)
+_NOTHING = np.empty(0, np.float32)
 
 _Float32 = npt.NDArray[np.float32]
+_Float64 = npt.NDArray[np.float64]
 _Int64 = npt.NDArray[np.int64]
+
+_inline: Any = register_jitable
+
+
+class Following(NamedTuple):
+    """What is known of the next round.
+
+    Attributes:
+        weights: Global weights of this round, shape (d,).
+        server_lr: What the aggregate times this is subtracted from them.
+        recorded: Recorded weights of this round, shape (d,).
+        recorded_aggregate: Recorded aggregate, of which the same is expected, shape (d,).
+        now: Models, shape (g, d).
+        then: Recorded models, shape (g, d).
+        beta: As in `vectors_of`, like `gamma`.
+        gamma: A number.
+    """
+
+    weights: _Float32
+    server_lr: float
+    recorded: _Float32
+    recorded_aggregate: _Float32
+    now: _Float32
+    then: _Float32
+    beta: float
+    gamma: float
+
+
+class Reduced(NamedTuple):
+    """What is left of rows that were aggregated.
+
+    Attributes:
+        aggregate: Shape (d,).
+        largest: The largest magnitude of each row, shape (k,); NaN where there is one.
+        vectors: Those of the next round, if it goes as expected, shape (g, d).
+        products: Of each client's own vectors with its vector of the next round, shape (k, s).
+        of_pool: Of the vectors of the next round with those that clients share, shape (g, b).
+    """
+
+    aggregate: _Float32
+    largest: _Float32
+    vectors: _Float32
+    products: _Float64
+    of_pool: _Float64
 
 
 def _generate_bits(typing_context, value):  # type: ignore[no-untyped-def]
@@ -40,17 +86,50 @@ def _generate_bits(typing_context, value):  # type: ignore[no-untyped-def]
 _bits: Any = intrinsic(_generate_bits)
 
 
+@_inline
+def _step(weights, server_lr, aggregate, out):  # type: ignore[no-untyped-def]
+    # Two loops: a product that goes through memory is rounded, as in torch, and not fused with the
+    # subtraction.
+    for j in range(len(out)):
+        out[j] = server_lr * aggregate[j]
+    for j in range(len(out)):
+        out[j] = weights[j] - out[j]
+
+
+@_inline
+def _vector(weights, recorded, now, then, beta, gamma, out):  # type: ignore[no-untyped-def]
+    for j in range(len(out)):
+        out[j] = beta * (recorded[j] - then[j])
+    for j in range(len(out)):
+        out[j] = gamma * ((weights[j] - now[j]) - out[j])
+
+
+def _vectors_of(  # type: ignore[no-untyped-def]
+    weights, recorded, now, then, beta, gamma, out
+):
+    for g in range(len(out)):
+        _vector(weights, recorded, now[g], then[g], beta, gamma, out[g])
+
+
 def _combine(  # type: ignore[no-untyped-def]
-    updates, anchors, recorded, weight, anchored, vectors, which, sigma, pool, slots, of_pool,
-    delta_g, clients, own, out, largest, first, last,
+    updates, anchors, weight, anchored, vectors, which, sigma, pool, slots, of_pool, delta_g,
+    clients, own, largest, out, reduces, factors, network, kept, aggregate, weights, server_lr,
+    recorded, recorded_aggregate, now, then, beta, gamma, ahead, parts, shared, first, last,
 ):  # fmt: skip
-    d, num_pairs = vectors.shape[1], own.shape[1]
+    d, num_pairs, k = vectors.shape[1], own.shape[1], len(clients)
+    memory = np.empty(k * 2 * WIDTH if reduces else 0, np.float32)
+    new, following = np.empty(2 * WIDTH, np.float32), np.empty(2 * WIDTH, np.float32)
     for number in range(first, last):
-        start = number * _WIDTH
-        stop = min(start + _WIDTH, d)
-        for i in range(len(clients)):
+        start = number * WIDTH
+        stop = end_of(number, len(largest), d)
+        # Rows of the block: those of `out`, or in memory that stays in the cache.
+        block, begin = out, start
+        if reduces:
+            block, begin = memory[: k * (stop - start)].reshape(k, stop - start), 0
+        for i in range(k):
             client = clients[i]
-            row, read, x = out[i, start:stop], updates[i, start:stop], vectors[which[i], start:stop]
+            row, read = block[i, begin : begin + stop - start], updates[i, start:stop]
+            x = vectors[which[i], start:stop]
             a, highest = sigma[i], np.int32(0)
             for n in range(0, num_pairs, _PAIRS):
                 # Without a second pair, the first is taken twice, the second time with nothing.
@@ -69,10 +148,10 @@ def _combine(  # type: ignore[no-untyped-def]
                         row[j] = value
                         highest = max(highest, _bits(value) & _MAGNITUDE)
                 elif anchored:
-                    anchor, then = anchors[client, start:stop], recorded[client, start:stop]
+                    anchor = anchors[client, start:stop]
                     for j in range(stop - start):
                         terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
-                        value = anchor[j] + weight * (read[j] - then[j]) + terms
+                        value = anchor[j] + weight * read[j] + terms
                         row[j] = value
                         highest = max(highest, _bits(value) & _MAGNITUDE)
                 else:
@@ -82,10 +161,31 @@ def _combine(  # type: ignore[no-untyped-def]
                         row[j] = value
                         highest = max(highest, _bits(value) & _MAGNITUDE)
             largest[number, i] = highest
+        if not reduces:
+            continue
+        total = aggregate[start:stop]
+        if len(factors):
+            sum_rows(block, factors, total)
+        else:
+            pieces = -(-(stop - start) // FEWEST)
+            middle_mean_blocks(memory, k, stop - start, network, kept, 0, pieces, total)
+        # In the next round, pairs are multiplied with these vectors; now they are in the cache.
+        size = stop - start
+        _step(weights[start:stop], server_lr, total, new[:size])
+        _step(recorded[start:stop], server_lr, recorded_aggregate[start:stop], following[:size])
+        for g in range(len(ahead)):
+            x, y, z = ahead[g, start:stop], now[g, start:stop], then[g, start:stop]
+            _vector(new[:size], following[:size], y, z, beta, gamma, x)
+            for n in range(len(pool)):
+                shared[number, g, n] = dot(pool[n, start:stop], x)
+        for i in range(k):
+            x = ahead[which[i], start:stop]
+            for n in range(num_pairs):
+                parts[number, i, n] = dot(delta_g[clients[i], n, start:stop], x)
 
 
 _VECTOR, _MATRIX, _PAIRS_OF_ALL = "float32[::1]", "float32[:, ::1]", "float32[:, :, ::1]"
-_INTEGERS, _INDICES = "int64[::1]", "int64[:, ::1]"
+_INTEGERS, _INDICES, _SUMS = "int64[::1]", "int64[:, ::1]", "float64[:, :, ::1]"
 
 
 @lru_cache(maxsize=1)
@@ -93,9 +193,14 @@ def compiled() -> dict[str, Callable[..., None]]:
     """Compile everything, or load it from numba's cache; return it by name."""
     signatures: dict[Any, str] = {
         _combine: (
-            f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, float32, boolean, {_MATRIX}, {_INTEGERS}, "
+            f"void({_MATRIX}, {_MATRIX}, float32, boolean, {_MATRIX}, {_INTEGERS}, "
             f"{_VECTOR}, {_MATRIX}, {_INDICES}, {_MATRIX}, {_PAIRS_OF_ALL}, {_INTEGERS}, "
-            f"{_MATRIX}, {_MATRIX}, int32[:, ::1], int64, int64)"
+            f"{_MATRIX}, int32[:, ::1], {_MATRIX}, boolean, {_VECTOR}, {_INDICES}, {_INTEGERS}, "
+            f"{_VECTOR}, {_VECTOR}, float32, {_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, "
+            f"float32, {_MATRIX}, {_SUMS}, {_SUMS}, int64, int64)"
+        ),
+        _vectors_of: (
+            f"void({_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, float32, {_MATRIX})"
         ),
     }
     return compile_all(signatures, FAST)
@@ -114,7 +219,7 @@ def combine(
     own: _Float32,
     out: _Float32,
     num_threads: int,
-    anchors: tuple[_Float32, _Float32, float] | None = None,
+    anchors: tuple[_Float32, float] | None = None,
 ) -> _Float32:
     """Write `updates + sigma * vectors[which] + of_pool @ pool[slots] + own @ delta_g`.
 
@@ -134,18 +239,109 @@ def combine(
         own: Their coefficients, shape (k, s).
         out: Shape (k, d), written.
         num_threads: Threads to share the columns; the result does not depend on it.
-        anchors: Of all clients, vectors a and r of shape (c, d), and a number b: it starts from
-            `a + b * (updates - r)` in place of `updates`.
+        anchors: Vectors a of all clients, shape (c, d), and a number b: it starts from
+            `a + b * updates` in place of `updates`.
 
     Returns:
         The largest magnitude of each row of `out`, shape (k,); NaN where there is one.
     """
-    kernel = compiled()["_combine"]
-    a, r, weight = (updates, updates, 0.0) if anchors is None else anchors
-    blocks = -(-vectors.shape[1] // _WIDTH)
+    arrays = (updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
+    rule = (_NOTHING, *tables(1, 0), _NOTHING)
+    empty = np.empty((0, 0), np.float32)
+    following = (_NOTHING, 0.0, _NOTHING, _NOTHING, empty, empty, 0.0, 0.0)
+    sums = np.empty((0, 0, 0))
+    rest = (*rule, *following, empty, sums, sums)
+    return _pass(arrays, anchors, out, False, rest, num_threads)
+
+
+def reduce(
+    updates: _Float32,
+    vectors: _Float32,
+    which: _Int64,
+    sigma: _Float32,
+    pool: _Float32,
+    slots: _Int64,
+    of_pool: _Float32,
+    delta_g: _Float32,
+    clients: _Int64,
+    own: _Float32,
+    factors: _Float32,
+    num_trim: int,
+    following: Following,
+    num_threads: int,
+    anchors: tuple[_Float32, float] | None = None,
+) -> Reduced:
+    """Aggregate what `combine` writes, without writing it, and look ahead to the next round.
+
+    While a block of columns is in the cache, its rows are aggregated, and `delta_g` is multiplied
+    with what `vectors` is going to be in the next round: so `delta_g` is read once a round.
+
+    Args:
+        updates: As in `combine`, like the others that are not named here.
+        vectors: Shape (g, d).
+        which: Shape (k,).
+        sigma: Shape (k,).
+        pool: Shape (b, d).
+        slots: Shape (k, s).
+        of_pool: Shape (k, s).
+        delta_g: Shape (c, s, d).
+        clients: Shape (k,).
+        own: Shape (k, s).
+        factors: What rows are multiplied with and added up, shape (k,); or empty, for
+        num_trim: the mean of every column without so many of its smallest and largest values, of at
+            least 192 columns.
+        following: What is known of the next round.
+        num_threads: Threads to share the columns; the result does not depend on it.
+        anchors: Where rows start.
+    """
+    (k, d), s = updates.shape, own.shape[1]
+    arrays = (updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
+    aggregate, ahead = np.empty(d, np.float32), np.empty_like(vectors)
+    parts = np.empty((num_blocks(d), k, s), np.float64)
+    shared = np.empty((num_blocks(d), len(vectors), len(pool)), np.float64)
+    rule = (factors, *tables(k, num_trim), aggregate)
+    rest = (*rule, *following, ahead, parts, shared)
+    largest = _pass(arrays, anchors, np.empty((0, 0), np.float32), True, rest, num_threads)
+    return Reduced(aggregate, largest, ahead, parts.sum(axis=0), shared.sum(axis=0))
+
+
+def _pass(
+    arrays: tuple[Any, ...],
+    anchors: tuple[_Float32, float] | None,
+    out: _Float32,
+    reduces: bool,
+    rest: tuple[Any, ...],
+    num_threads: int,
+) -> _Float32:
+    """Call the kernel for all blocks; return the largest magnitude of each row."""
+    kernel, (updates, *others) = compiled()["_combine"], arrays
+    start, weight = (updates, 0.0) if anchors is None else anchors
+    blocks = num_blocks(updates.shape[1])
     largest = np.empty((blocks, len(updates)), np.int32)
-    arrays = (vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own, out, largest)
-    start = (updates, a, r, weight, anchors is not None)
-    share(lambda part: kernel(*start, *arrays, *part), blocks, num_threads)
+    given = (updates, start, weight, anchors is not None, *others, largest, out, reduces, *rest)
+    share(lambda part: kernel(*given, *part), blocks, num_threads)
     highest: _Float32 = largest.max(axis=0).view(np.float32)
     return highest
+
+
+def vectors_of(
+    weights: _Float32,
+    recorded: _Float32,
+    now: _Float32,
+    then: _Float32,
+    beta: float,
+    gamma: float,
+) -> _Float32:
+    """Return `gamma * ((weights - now) - beta * (recorded - then))`, shape (g, d).
+
+    Args:
+        weights: Global weights, shape (d,).
+        recorded: Recorded weights, shape (d,).
+        now: Models, shape (g, d).
+        then: Recorded models, shape (g, d).
+        beta: A number.
+        gamma: A number.
+    """
+    out = np.empty_like(now)
+    compiled()["_vectors_of"](weights, recorded, now, then, beta, gamma, out)
+    return out

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from fedrec.functional.kernels._threads import share
 from fedrec.functional.kernels.selection_network import (
@@ -26,7 +26,16 @@ from fedrec.functional.kernels.selection_network import (
     selection_network,
 )
 
-__all__ = ["FAST", "WIDTH", "compile_all", "middle_mean"]
+__all__ = [
+    "FAST",
+    "LANES",
+    "WIDTH",
+    "address",
+    "compile_all",
+    "middle_mean",
+    "middle_mean_blocks",
+    "tables",
+]
 
 #: Columns of a block. 100 rows of them fit the second-level cache twice, and a row is long enough
 #: for the memory to stream.
@@ -35,15 +44,18 @@ WIDTH = 192
 #: Sums may be reordered and multiplications fused with additions; NaN and infinity go their ways.
 FAST = frozenset({"reassoc", "contract"})
 
-_LANES = 8
+#: Columns of a vector.
+LANES = 8
 _LINE = 16  # float32 values of a cache line
-_FLOATS = ir.VectorType(ir.FloatType(), _LANES)
-_DOUBLES = ir.VectorType(ir.DoubleType(), _LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 
 _Float32 = npt.NDArray[np.float32]
 
+_inline: Any = register_jitable
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, *offsets: Any) -> Any:
+
+def address(context: Any, builder: Any, kind: Any, array: Any, *offsets: Any) -> Any:
     """Return where a vector starts, counted in values from the start of the array."""
     pointer = cgutils.create_struct_proxy(kind)(context, builder, array).data
     for offset in offsets:
@@ -54,7 +66,7 @@ def _address(context: Any, builder: Any, kind: Any, array: Any, *offsets: Any) -
 def _extremum(builder: Any, name: str, a: Any, b: Any) -> Any:
     # Values are finite, and which zero is which does not matter: one instruction each.
     function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_FLOATS, [_FLOATS, _FLOATS]), f"llvm.{name}.v{_LANES}f32"
+        builder.module, ir.FunctionType(_FLOATS, [_FLOATS, _FLOATS]), f"llvm.{name}.v{LANES}f32"
     )
     return builder.call(function, [a, b], fastmath=("nnan", "nsz"))
 
@@ -74,7 +86,7 @@ def _network(num_rows: int, comparators: Sequence[Comparator]) -> Any:
 
             def place(row: int, column: Any) -> tuple[Any, Any]:
                 return tuple(
-                    _address(
+                    address(
                         context, builder, kind, array, first, builder.mul(step, index(row)), column
                     )
                     for kind, array, first, step in (
@@ -94,11 +106,11 @@ def _network(num_rows: int, comparators: Sequence[Comparator]) -> Any:
                     builder.store(value, write, align=4)
 
             if num_rows <= 2:
-                for column in range(0, WIDTH, _LANES):
+                for column in range(0, WIDTH, LANES):
                     body(index(column))
             else:
                 with cgutils.for_range_slice(
-                    builder, index(0), index(WIDTH), index(_LANES), index
+                    builder, index(0), index(WIDTH), index(LANES), index
                 ) as (column, _):
                     body(column)
             return context.get_dummy_value()
@@ -126,7 +138,7 @@ def _generate_prefetch(typing_context, source, start):  # type: ignore[no-untype
             "llvm.prefetch.p0",
         )
         for column in range(0, WIDTH, _LINE):
-            place = _address(context, builder, signature.args[0], source, start, start.type(column))
+            place = address(context, builder, signature.args[0], source, start, start.type(column))
             read, second_level, data = flag(0), flag(2), flag(1)
             builder.call(function, [builder.bitcast(place, pointer), read, second_level, data])
         return context.get_dummy_value()
@@ -144,21 +156,21 @@ def _generate_mean(typing_context, source, rows, target, start):  # type: ignore
         count = cgutils.unpack_tuple(builder, rows.shape, 1)[0]
         divisor = builder.sitofp(count, ir.DoubleType())
         lanes = ir.Constant(_DOUBLES, ir.Undefined)
-        for lane in range(_LANES):
+        for lane in range(LANES):
             lanes = builder.insert_element(lanes, divisor, ir.IntType(32)(lane))
         total = cgutils.alloca_once(builder, _DOUBLES)
-        with cgutils.for_range_slice(builder, index(0), index(WIDTH), index(_LANES), index) as (
+        with cgutils.for_range_slice(builder, index(0), index(WIDTH), index(LANES), index) as (
             column,
             _,
         ):
-            builder.store(ir.Constant(_DOUBLES, [0.0] * _LANES), total)
+            builder.store(ir.Constant(_DOUBLES, [0.0] * LANES), total)
             with cgutils.for_range(builder, count) as loop:
                 row = builder.load(builder.gep(rows.data, [loop.index]))
-                place = _address(context, builder, signature.args[0], source, row, column)
+                place = address(context, builder, signature.args[0], source, row, column)
                 value = builder.fpext(builder.load(place, align=4), _DOUBLES)
                 builder.store(builder.fadd(builder.load(total), value), total)
             mean = builder.fptrunc(builder.fdiv(builder.load(total), lanes), _FLOATS)
-            place = _address(context, builder, signature.args[2], target, start, column)
+            place = address(context, builder, signature.args[2], target, start, column)
             builder.store(mean, place, align=4)
         return context.get_dummy_value()
 
@@ -169,7 +181,8 @@ _prefetch: Any = intrinsic(_generate_prefetch)
 _mean: Any = intrinsic(_generate_mean)
 
 
-def _blocks(  # type: ignore[no-untyped-def]
+@_inline
+def middle_mean_blocks(  # type: ignore[no-untyped-def]
     values, num_rows, num_columns, network, kept, first_block, last_block, out
 ):
     """Reduce blocks of columns; what is read next is asked for while the network runs."""
@@ -216,11 +229,12 @@ def _compiled() -> Callable[..., None]:
     signature = (
         "void(float32[::1], int64, int64, int64[:, ::1], int64[::1], int64, int64, float32[::1])"
     )
-    return compile_kernel(_blocks, signature)
+    return compile_kernel(middle_mean_blocks, signature)
 
 
 @lru_cache(maxsize=64)
-def _tables(num_rows: int, num_trim: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def tables(num_rows: int, num_trim: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the network of `middle_mean_blocks`, and which of its rows are kept."""
     network, kept = selection_network(num_rows, num_trim)
     return (
         np.array(network, dtype=np.int64).reshape(-1, 2),
@@ -238,7 +252,7 @@ def middle_mean(values: _Float32, num_trim: int, out: _Float32, num_threads: int
         num_threads: Threads to share the columns; the result does not depend on it.
     """
     rows, columns = values.shape
-    network, kept = _tables(rows, num_trim)
+    network, kept = tables(rows, num_trim)
     compiled = _compiled()
     flat = values.reshape(-1)
 

@@ -8,21 +8,83 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba.extending import register_jitable
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, register_jitable
 
-from fedrec.functional.kernels._numba_kernels import FAST, compile_all
+from fedrec.functional.kernels._numba_kernels import FAST, LANES, address, compile_all
 from fedrec.functional.kernels._threads import share
 
-__all__ = ["compiled", "dots", "push"]
+__all__ = ["WIDTH", "compiled", "dot", "dots", "end_of", "num_blocks", "push"]
 
-# Columns that are added up in float32, before they are in float64.
+#: Columns of a block, which are added up in float32 before they are in float64. 100 rows of them,
+#: with two pairs of each, fit a second-level cache.
+WIDTH = 1024
+# Columns that `_dot` adds up in float32.
 _WIDTH = 4096
+# Vectors that are added up beside each other.
+_SUMS = 4
 
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
 _Int64 = npt.NDArray[np.int64]
 
 _inline: Any = register_jitable
+
+
+def _generate_dot(typing_context, x, y):  # type: ignore[no-untyped-def]
+    """Multiply two vectors, in an order that is written out: the same bits in every kernel."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector, lane = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, arguments[0])
+        size = cgutils.unpack_tuple(builder, array.shape, 1)[0]
+        index, width = size.type, LANES * _SUMS
+        whole = builder.sub(size, builder.srem(size, index(width)))
+        sums = [cgutils.alloca_once(builder, vector) for _ in range(_SUMS)]
+        for each in sums:
+            builder.store(ir.Constant(vector, [0.0] * LANES), each)
+        with cgutils.for_range_slice(builder, index(0), whole, index(width), index) as (start, _):
+            for n, each in enumerate(sums):
+                a, b = (
+                    builder.load(
+                        address(context, builder, kind, given, start, index(n * LANES)), align=4
+                    )
+                    for kind, given in zip(signature.args, arguments, strict=True)
+                )
+                builder.store(builder.fadd(builder.load(each), builder.fmul(a, b)), each)
+        values = [builder.load(each) for each in sums]
+        while len(values) > 1:
+            values = [builder.fadd(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        lanes = [builder.extract_element(values[0], lane(n)) for n in range(LANES)]
+        while len(lanes) > 1:
+            lanes = [builder.fadd(a, b) for a, b in zip(lanes[::2], lanes[1::2], strict=True)]
+        total = cgutils.alloca_once_value(builder, lanes[0])
+        data = [
+            cgutils.create_struct_proxy(kind)(context, builder, given).data
+            for kind, given in zip(signature.args, arguments, strict=True)
+        ]
+        with cgutils.for_range_slice(builder, whole, size, index(1), index) as (start, _):
+            a, b = (builder.load(builder.gep(pointer, [start])) for pointer in data)
+            builder.store(builder.fadd(builder.load(total), builder.fmul(a, b)), total)
+        return builder.load(total)
+
+    return types.float32(x, y), generate
+
+
+dot: Any = intrinsic(_generate_dot)
+
+
+def num_blocks(size: int) -> int:
+    """Return the number of blocks of so many columns."""
+    return max(size // WIDTH, 1)
+
+
+@_inline
+def end_of(number, count, size):  # type: ignore[no-untyped-def]
+    """Return where one of so many blocks ends; the last one has what is left over, too."""
+    return size if number == count - 1 else (number + 1) * WIDTH
 
 
 @_inline
@@ -41,16 +103,11 @@ def _dot(x, y):  # type: ignore[no-untyped-def]
 def _dots(matrix, rows, vectors, which, parts, first, last):  # type: ignore[no-untyped-def]
     d = vectors.shape[1]
     for number in range(first, last):
-        start = number * _WIDTH
-        stop = min(start + _WIDTH, d)
+        start, stop = number * WIDTH, end_of(number, len(parts), d)
         for i in range(len(rows)):
             y = matrix[rows[i], start:stop]
             for k in range(which.shape[1]):
-                x = vectors[which[i, k], start:stop]
-                part: Any = np.float32(0)
-                for j in range(stop - start):
-                    part += y[j] * x[j]
-                parts[number, i, k] = part
+                parts[number, i, k] = dot(y, vectors[which[i, k], start:stop])
 
 
 def _push(  # type: ignore[no-untyped-def]
@@ -113,7 +170,7 @@ def dots(
         Shape (k, q).
     """
     kernel = compiled()["_dots"]
-    blocks = -(-vectors.shape[1] // _WIDTH)
+    blocks = num_blocks(vectors.shape[1])
     parts = np.empty((blocks, *which.shape), np.float64)
     share(lambda part: kernel(matrix, rows, vectors, which, parts, *part), blocks, num_threads)
     total: _Float64 = parts.sum(axis=0)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_float, check_int
+from fedrec.aggregators.base import ColumnRule
 from fedrec.exceptions import ConfigurationError, expected
-from fedrec.recoverers.estimators.base import Estimates, Estimator
-from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
+from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
@@ -95,6 +96,7 @@ class AnchoredLBFGS(Estimator):
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
         self._anchors = self._exact = self._recorded = torch.empty(0)
+        self._without_history: Tensor | None = None
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
@@ -125,6 +127,7 @@ class AnchoredLBFGS(Estimator):
         """
         if not len(self._anchors):
             self._allocate(global_weights)
+        self._without_history = None
         rows = self._rows_of(record)
         ages = record.round - self._round[rows]
         gains = torch.ones(len(rows))
@@ -267,14 +270,9 @@ class AnchoredLBFGS(Estimator):
         beta, gamma = self._beta, self._gamma
         if self._compiles(len(rows)):
             assert self._pairs is not None
-            known, which = self._known_rounds(rows)
-            vectors = global_weights.new_empty(len(known), len(global_weights))
-            for v, t in zip(vectors, known, strict=True):
-                now, then = self._models[t]
-                torch.sub(global_weights, now, out=v)
-                v.sub_(record.global_weights - then, alpha=beta).mul_(gamma)
-            anchors = self._anchors, self._recorded, beta
-            found = self._pairs.combined(record.updates, vectors, which, rows, anchors)
+            sources, which = self._sources(record, global_weights, rows)
+            anchors = self._origins(), beta
+            found = self._pairs.combined(record.updates, sources.vectors(), which, rows, anchors)
             return found._replace(usable=usable)
         updates, device = torch.empty_like(record.updates), global_weights.device
         largest = torch.full((len(rows),), float("nan"))
@@ -289,6 +287,40 @@ class AnchoredLBFGS(Estimator):
             else:
                 updates[here], largest[group] = part, largest_magnitudes(part).cpu()
         return Estimates(updates, largest, usable)
+
+    def aggregate(
+        self, record: RoundRecord, global_weights: Tensor, rule: ColumnRule
+    ) -> AggregatedEstimates | None:
+        """Estimate and aggregate in one pass, where that is compiled."""
+        rows = self._rows_of(record)
+        usable = self._round[rows] >= 0
+        if not bool(usable.all()) or not self._compiles(len(rows)):
+            return None
+        assert self._pairs is not None
+        sources, which = self._sources(record, global_weights, rows)
+        anchors = self._origins(), self._beta
+        found = self._pairs.aggregated(record, sources, which, rows, rule, anchors)
+        return found._replace(usable=usable)
+
+    def _origins(self) -> Tensor:
+        """Return the anchors without beta times what was recorded then."""
+        if self._without_history is None:
+            self._without_history = torch.sub(self._anchors, self._recorded, alpha=self._beta)
+        return self._without_history
+
+    def _sources(
+        self, record: RoundRecord, weights: Tensor, rows: Tensor
+    ) -> tuple[Sources, Tensor]:
+        """Return what vectors are computed from, and which of them is whose."""
+        known, which = self._known_rounds(rows)
+        now, then = (
+            torch.stack([self._models[t][i] for t in known])
+            if len(known) > 1
+            else self._models[known[0]][i][None]
+            for i in range(2)
+        )
+        sources = Sources(weights, record.global_weights, now, then, self._beta, self._gamma)
+        return sources, which
 
     def _compiles(self, num_rows: int) -> bool:
         return isinstance(self._pairs, ClientPairs) and self._pairs.compiles(num_rows)
@@ -321,7 +353,7 @@ class AnchoredLBFGS(Estimator):
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return the bytes of anchors, pairs and estimates."""
-        rows = num_clients * (self.buffer_size + 4) + self.buffer_size + 2
+        rows = num_clients * (self.buffer_size + 5) + self.buffer_size + 2
         return rows * num_parameters * torch.float32.itemsize
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from fedrec.aggregators.base import ColumnRule
 from fedrec.component import Component
 from fedrec.types import RoundRecord
 
 if TYPE_CHECKING:
     from fedrec.history.view import HistoryView
 
-__all__ = ["Estimates", "Estimator"]
+__all__ = ["AggregatedEstimates", "Estimates", "Estimator"]
 
 
 class Estimates(NamedTuple):
@@ -27,6 +28,20 @@ class Estimates(NamedTuple):
     """
 
     updates: Tensor
+    largest: Tensor
+    usable: Tensor
+
+
+class AggregatedEstimates(NamedTuple):
+    """What an aggregation rule makes of the estimated updates of some clients.
+
+    Attributes:
+        aggregate: Shape $(d,)$; of no use where an estimate is not.
+        largest: As in `Estimates`, like the next.
+        usable: Who has an estimate at all.
+    """
+
+    aggregate: Tensor
     largest: Tensor
     usable: Tensor
 
@@ -116,6 +131,25 @@ class Estimator(Component, ABC):
             One row per client of `record`. The rows may be those of `record`, or memory that the
             next call writes to again: nobody else writes to them.
         """
+
+    def aggregate(
+        self,
+        record: RoundRecord,
+        global_weights: Tensor,
+        rule: ColumnRule,
+    ) -> AggregatedEstimates | None:
+        """Estimate as `estimate` does, and aggregate the estimates without keeping them.
+
+        Args:
+            record: The recorded round, as in `observe`.
+            global_weights: Recovered global weights, shape $(d,)$.
+            rule: How the estimates of the clients of `record` are aggregated.
+
+        Returns:
+            What the rule would make of the rows that `estimate` returns, bit by bit; or `None`, the
+            default: `estimate` is called instead, as it is if a subclass changes `estimate` alone.
+        """
+        return None
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return about how many bytes it keeps from round to round.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedrec.aggregators.base import ColumnRule
+from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.recoverers.estimators.base import Estimator
 from fedrec.types import CohortUpdates, RoundRecord
 
@@ -89,6 +91,35 @@ class CohortEstimator:
         largest = [torch.where(one.usable, one.largest.cpu(), float("nan")) for one in found]
         sent = record.sent
         return sent.with_rows([one.updates for one in found]), sent.gathered(largest)
+
+    def aggregate(
+        self, record: RoundRecord, global_weights: Tensor, rule: ColumnRule
+    ) -> tuple[AggregatedUpdates, Tensor] | None:
+        """Estimate and aggregate in one pass; see `Estimator.aggregate`.
+
+        Returns:
+            The estimates, and the largest magnitudes as from `estimate`; or `None` if clients are
+            in shards, or the estimator does not do it.
+        """
+        if None not in self._own:
+            return None
+        estimator = self._own[None]
+        order = type(estimator).__mro__
+        one, other = (
+            next(i for i, c in enumerate(order) if name in vars(c))
+            for name in ("aggregate", "estimate")
+        )
+        if one > other:  # of estimates that a subclass has changed since, it knows nothing
+            return None
+        found = estimator.aggregate(record, global_weights, rule)
+        if found is None:
+            return None
+
+        def compute() -> Tensor:
+            return estimator.estimate(record, global_weights).updates
+
+        largest = torch.where(found.usable, found.largest, float("nan"))
+        return AggregatedUpdates(found.aggregate, compute, record.sent), largest
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the estimator, where clients are not in shards."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedrec.aggregators.base import ColumnRule
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.recovery.lbfgs import condition_number, middle_inverse
-from fedrec.recoverers.estimators.base import Estimates
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.threshold import largest_magnitudes
+from fedrec.types import RoundRecord
 
-__all__ = ["ClientPairs"]
+__all__ = ["ClientPairs", "Sources"]
 
 # A pair with s.y <= CURVATURE |s|^2, or |s.y| where negative ones are taken, is not used.
 CURVATURE = 1e-8
@@ -21,6 +23,42 @@ CURVATURE = 1e-8
 MAX_CONDITION = 1e10
 # Pairs that a CPU works on at a time: what was just written is read again while in its cache.
 BLOCK_BYTES = 1 << 23
+
+
+class Sources(NamedTuple):
+    r"""What the vectors that estimates multiply with are computed from.
+
+    $$v_g = \gamma \left[ (\hat w - \hat w_g) - \beta (\bar w - \bar w_g) \right]$$
+
+    Attributes:
+        weights: $\hat w$, shape $(d,)$.
+        recorded: $\bar w$, shape $(d,)$.
+        now: $\hat w_g$, shape $(g, d)$.
+        then: $\bar w_g$, shape $(g, d)$.
+        beta: $\beta$.
+        gamma: $\gamma$.
+    """
+
+    weights: Tensor
+    recorded: Tensor
+    now: Tensor
+    then: Tensor
+    beta: float
+    gamma: float
+
+    def vectors(self) -> Tensor:
+        """Return all $v_g$, shape $(g, d)$, compiled by numba."""
+        from fedrec.functional.kernels import _numba_estimates
+
+        found = _numba_estimates.vectors_of(
+            self.weights.numpy(),
+            self.recorded.numpy(),
+            self.now.numpy(),
+            self.then.numpy(),
+            self.beta,
+            self.gamma,
+        )
+        return torch.from_numpy(found)
 
 
 class ClientPairs:
@@ -63,6 +101,9 @@ class ClientPairs:
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
         self._estimates: Tensor | None = None
+        # Vectors of the next round, if it goes as expected, whose they are, and clients; products
+        # with the clients' pairs, and with the pool.
+        self._ahead: tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def push(
         self,
@@ -84,6 +125,7 @@ class ClientPairs:
             alone: Whether they were asked on their own account, and not in a round for all: the
                 pair takes the place of all others of its client, and may have negative curvature.
         """
+        self._ahead = None
         ww = self._square(delta_w, len(rows))
         if not 0 < ww < float("inf"):
             self.skipped += len(rows)
@@ -290,7 +332,7 @@ class ClientPairs:
         vectors: Tensor,
         which: Tensor,
         rows: Tensor,
-        anchors: tuple[Tensor, Tensor, float] | None = None,
+        anchors: tuple[Tensor, float] | None = None,
     ) -> Estimates:
         """Do what `estimate` does, with a vector for each client, in one pass compiled by numba.
 
@@ -303,28 +345,88 @@ class ClientPairs:
         """
         from fedrec.functional.kernels import _numba_estimates
 
+        estimates = self._memory(updates)
+        arrays, usable = self._arrays(updates, vectors, which, rows, anchors)
+        largest = _numba_estimates.combine(**arrays, out=estimates.numpy())
+        return Estimates(estimates, torch.from_numpy(largest), usable)
+
+    def aggregated(
+        self,
+        record: RoundRecord,
+        sources: Sources,
+        which: Tensor,
+        rows: Tensor,
+        rule: ColumnRule,
+        anchors: tuple[Tensor, float] | None = None,
+    ) -> AggregatedEstimates:
+        """Aggregate what `combined` returns, and multiply for the next round in the same pass.
+
+        They are used if the next vectors are those that this rule's step leads to, in a recovery
+        whose recording took steps of the same size.
+
+        Args:
+            record: The recorded round of these clients.
+            sources: What the vectors that clients share are computed from, now and in the next
+                round.
+            which: As in `combined`, like `rows` and `anchors`.
+            rows: Shape $(k,)$.
+            rule: The aggregation rule.
+            anchors: Where estimates start.
+        """
+        from fedrec.functional.kernels import _numba_estimates
+
+        vectors = sources.vectors()
+        arrays, usable = self._arrays(record.updates, vectors, which, rows, anchors)
+        found = _numba_estimates.reduce(
+            **arrays,
+            factors=(torch.empty(0) if rule.factors is None else rule.factors).numpy(),
+            num_trim=rule.num_trim,
+            following=_numba_estimates.Following(
+                weights=sources.weights.numpy(),
+                server_lr=rule.server_lr,
+                recorded=record.global_weights.numpy(),
+                recorded_aggregate=record.aggregate.numpy(),
+                now=sources.now.numpy(),
+                then=sources.then.numpy(),
+                beta=sources.beta,
+                gamma=sources.gamma,
+            ),
+        )
+        asked = torch.from_numpy(found.vectors), which[:, None], rows
+        products = torch.from_numpy(found.products)[:, None], torch.from_numpy(found.of_pool)
+        self._ahead = asked, products
+        aggregate, largest = torch.from_numpy(found.aggregate), torch.from_numpy(found.largest)
+        return AggregatedEstimates(aggregate, largest, usable)
+
+    def _arrays(
+        self,
+        updates: Tensor,
+        vectors: Tensor,
+        which: Tensor,
+        rows: Tensor,
+        anchors: tuple[Tensor, float] | None,
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Return what a compiled pass over these clients needs, and who has a pair."""
         s = self.delta_g.shape[1]
         sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
-        estimates, p = self._memory(updates), -p[:, 0].float()
-        start = None
+        p, start = -p[:, 0].float(), None
         if anchors is not None:
-            start = anchors[0].numpy(), anchors[1].numpy(), anchors[2]
-        largest = _numba_estimates.combine(
-            updates=updates.contiguous().numpy(),
-            vectors=vectors.contiguous().numpy(),
-            which=which.numpy(),
-            sigma=sigma.float().numpy(),
-            pool=self.pool.numpy(),
-            slots=self.slot[rows].numpy(),
-            of_pool=p[:, s:].contiguous().numpy(),
-            delta_g=self.delta_g.numpy(),
-            clients=rows.numpy(),
-            own=p[:, :s].contiguous().numpy(),
-            out=estimates.numpy(),
-            num_threads=torch.get_num_threads(),
-            anchors=start,
-        )
-        return Estimates(estimates, torch.from_numpy(largest), usable)
+            start = anchors[0].numpy(), anchors[1]
+        arrays = {
+            "updates": updates.contiguous().numpy(),
+            "vectors": vectors.contiguous().numpy(),
+            "which": which.numpy(),
+            "sigma": sigma.float().numpy(),
+            "pool": self.pool.numpy(),
+            "slots": self.slot[rows].numpy(),
+            "of_pool": p[:, s:].contiguous().numpy(),
+            "delta_g": self.delta_g.numpy(),
+            "clients": rows.numpy(),
+            "own": p[:, :s].contiguous().numpy(),
+            "anchors": start,
+            "num_threads": torch.get_num_threads(),
+        }
+        return arrays, usable
 
     def _memory(self, updates: Tensor) -> Tensor:
         """Return the memory of the estimates that start from these updates."""
@@ -346,21 +448,29 @@ class ClientPairs:
             $\sigma$, shape $(k,)$; $p$, update differences first, shape $(k, q, 2s)$; and who has
             a pair, shape $(k,)$.
         """
-        s, d = self.delta_g.shape[1:]
         sigma, inverse, used = self._solve()
+        asked = vectors, which, rows
+        if self._ahead is not None and all(map(torch.equal, asked, self._ahead[0])):
+            gv, with_models = self._ahead[1]
+        else:
+            gv, with_models = self._products(*asked), self._with_models(vectors, rows)
+        used = used[rows]
+        sv = with_models[which[:, :, None], self.slot[rows][:, None]]
+        # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
+        right = torch.where(used.repeat(1, 2)[:, None], torch.cat([gv, sv], dim=2), 0.0)
+        return sigma[rows], right @ inverse[rows].mT, used.any(dim=1)
+
+    def _products(self, vectors: Tensor, which: Tensor, rows: Tensor) -> Tensor:
+        """Return the products of these clients' update differences with vectors, (k, q, s)."""
+        s, d = self.delta_g.shape[1:]
         if self.compiles(len(rows)):
             pairs = (rows[:, None] * s + torch.arange(s)).flatten()
             theirs = which.repeat_interleave(s, dim=0)
             gv = _compiled_dots(self.delta_g.view(-1, d), pairs, vectors, theirs)
-            gv = gv.view(len(rows), s, -1).mT
-        else:
-            parts = [self.delta_g[clients] @ vectors.mT for _, clients in self._blocks(rows)]
-            gv = torch.cat(parts).cpu().double().mT.gather(1, which[:, :, None].expand(-1, -1, s))
-        used = used[rows]
-        sv = self._with_models(vectors, rows)[which[:, :, None], self.slot[rows][:, None]]
-        # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
-        right = torch.where(used.repeat(1, 2)[:, None], torch.cat([gv, sv], dim=2), 0.0)
-        return sigma[rows], right @ inverse[rows].mT, used.any(dim=1)
+            return gv.view(len(rows), s, -1).mT
+        parts = [self.delta_g[clients] @ vectors.mT for _, clients in self._blocks(rows)]
+        gv = torch.cat(parts).cpu().double().mT
+        return gv.gather(1, which[:, :, None].expand(-1, -1, s))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""
@@ -372,7 +482,7 @@ class ClientPairs:
         for name, value in state.items():
             old = getattr(self, name)
             setattr(self, name, value.to(old.device) if isinstance(value, Tensor) else value)
-        self._solved = None
+        self._solved = self._ahead = None
 
 
 def _compiled_dots(matrix: Tensor, rows: Tensor, vectors: Tensor, which: Tensor) -> Tensor:

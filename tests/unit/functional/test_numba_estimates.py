@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from fedrec.functional.kernels._numba_estimates import combine
+from fedrec.functional.kernels._numba_estimates import Following, combine, reduce, vectors_of
 from fedrec.functional.kernels._numba_pairs import dots, push
 
 SIZES = [(1, 1, 1, 5), (4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 4097), (9, 7, 1, 8194)]
@@ -33,14 +33,50 @@ def test_against_float64(c: int, b: int, s: int, d: int, anchored: bool) -> None
     updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own = arguments
     anchors, exact = None, updates.astype(float)
     if anchored:
-        a, r = np.random.default_rng(d).normal(size=(2, c + 2, d)).astype(np.float32)
-        anchors, exact = (a, r, 0.25), a[clients] + 0.25 * (exact - r[clients])
+        a = np.random.default_rng(d).normal(size=(c + 2, d)).astype(np.float32)
+        anchors, exact = (a, 0.25), a[clients] + 0.25 * exact
     largest = combine(*arguments, out, 1, anchors)
     exact += sigma.astype(float)[:, None] * vectors[which]
     exact += np.einsum("ks,ksd->kd", of_pool.astype(float), pool[slots])
     exact += np.einsum("ks,ksd->kd", own.astype(float), delta_g[clients])
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
     assert np.array_equal(largest, np.abs(out).max(axis=1))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("trim", [None, 0, 1])
+@pytest.mark.parametrize(("c", "b", "s", "d"), [(4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 1025)])
+def test_rows_that_are_aggregated_and_what_the_next_round_needs(
+    c: int, b: int, s: int, d: int, trim: int | None, num_threads: int
+) -> None:
+    arguments = problem(c, b, s, d)
+    delta_g, clients, which = arguments[7], arguments[8], arguments[2]
+    out = np.empty((c, d), np.float32)
+    largest = combine(*arguments, out, 1)
+    generator = np.random.default_rng(d)
+    weights, recorded, step = generator.normal(size=(3, d)).astype(np.float32)
+    now, then = generator.normal(size=(2, 3, d)).astype(np.float32)
+    factors = generator.random(c).astype(np.float32) if trim is None else np.empty(0, np.float32)
+    following = Following(weights, 0.1, recorded, step, now, then, 0.3, 0.7)
+    found = reduce(*arguments, factors, trim or 0, following, num_threads)
+    assert np.array_equal(found.largest, largest)
+    if trim is None:
+        exact = factors.astype(float) @ out
+    else:
+        exact = np.sort(out.astype(float), axis=0)[trim : c - trim].mean(axis=0)
+    np.testing.assert_allclose(found.aggregate, exact, rtol=0, atol=1e-6 * np.abs(out).max() * c)
+    # From here on bit by bit: float32 of NumPy rounds every operation, and `dots` is the other way.
+    new = weights - np.float32(0.1) * found.aggregate
+    recorded -= np.float32(0.1) * step
+    vectors = np.float32(0.7) * ((new - now) - np.float32(0.3) * (recorded - then))
+    assert np.array_equal(found.vectors, vectors)
+    assert np.array_equal(vectors_of(new, recorded, now, then, 0.3, 0.7), vectors)
+    rows = (clients[:, None] * s + np.arange(s)).ravel()
+    products = dots(delta_g.reshape(-1, d), rows, vectors, which.repeat(s)[:, None], 1)
+    assert np.array_equal(found.products, products.reshape(c, s))
+    every, pool = np.arange(3), arguments[4]
+    of_pool = dots(vectors, every, pool, np.tile(np.arange(b), (3, 1)), 1)
+    assert np.array_equal(found.of_pool, of_pool)
 
 
 @pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 3), (7, 5, 4096), (9, 9, 9000), (3, 8, 4097)])

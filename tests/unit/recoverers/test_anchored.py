@@ -191,7 +191,7 @@ def test_rounds_that_were_not_kept_move_no_anchor(keep: dict[str, int]) -> None:
 
 def test_it_tells_what_it_keeps() -> None:
     estimator = started()
-    rows = 2 * (2 + 4) + 2 + 2
+    rows = 2 * (2 + 5) + 2 + 2
     assert estimator.kept_bytes(2, 100) == rows * 100 * 4
 
 

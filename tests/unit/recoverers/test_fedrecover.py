@@ -55,6 +55,9 @@ class Context(SimpleNamespace):
             num_samples=record.num_samples,
         )
 
+    def column_rule(self, client_ids):
+        return None
+
     def step(self, recoverer, t):
         self.t = t
         return recoverer.round_updates(t, self.weights, self)
