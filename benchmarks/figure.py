@@ -27,12 +27,12 @@ def main() -> None:
     arguments = parser.parse_args()
     results = json.loads((arguments.run / "results.json").read_text())
     mpl.rcParams.update({"svg.hashsalt": "fedrec", "font.size": 9})
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(4.8, 3.2), layout="constrained")
     curves = [("poisoned", arguments.run / "record" / "metrics.csv", "0.55", ":")]
     for method, colour in zip(results["methods"], COLOURS, strict=False):
         path = arguments.run / "recover" / folder_name(method["name"]) / "metrics.csv"
         style = "--" if method["name"] == "TrainFromScratch" else "-"
-        curves.append((f"{method['name']} (ACP {100 * method['acp']:.0f} %)", path, colour, style))
+        curves.append((method["name"], path, colour, style))
     for label, path, colour, style in curves:
         rows = [row for row in read_metrics(path) if arguments.figure in row]
         xs, ys = zip(

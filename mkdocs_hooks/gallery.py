@@ -98,8 +98,12 @@ def recipes(root: Path) -> list[Recipe]:
 def prose(text: str, start: str) -> str:
     """Return a comment's words as Markdown, the files it names as links."""
     text = text.replace("*", r"\*")
-    link = rf"[\2]({posixpath.relpath('.', start)}/\1.md)"
-    text = re.sub(r"docs/((?:\w+/)*(\w+))\.md", link, text)
+    above = posixpath.relpath(".", start)
+    text = re.sub(
+        r"docs/((?:\w+/)*(\w+))\.md",
+        lambda m: f"[{m[2].replace('_', ' ')}]({above}/{m[1]}.md)",
+        text,
+    )
     link = rf"[`\2.yaml`]({posixpath.relpath('gallery', start)}/\1.md)"
     return re.sub(r"recipes/((?:\w+/)*(\w+))\.yaml", link, text)
 
@@ -111,7 +115,7 @@ def page(recipe: Recipe) -> str:
     parts = [f"# {posixpath.basename(recipe.name)}", *(prose(t, start) for t in recipe.about)]
     parts += [f"**Before**: {prose(said['Before'], start)}", f"**Time**: {said['Time']}"]
     parts += ["## Run it", f"```bash\n{_command(said['Run'])}\n```"]
-    parts += ["Something else:", f"```bash\n{_command(said['Change'])}\n```"]
+    parts += ["With other settings:", f"```bash\n{_command(said['Change'])}\n```"]
     if "Then" in said:
         parts.append(f"Then: `{said['Then']}`")
     if recipe.outcome or "Figure" in said:

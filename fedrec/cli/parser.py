@@ -22,6 +22,11 @@ Options = SimpleNamespace
 #: Runs a command and returns its exit code.
 Call = Callable[[Options], int]
 
+_BEGINNING = [
+    ("fedrec run quickstart", "all of it, on bundled data"),
+    ("fedrec ls", "what there is"),
+    ("fedrec COMMAND --help", "the options of a command, with an example"),
+]
 _EXIT_CODES = [
     ("0", "done"),
     ("1", "a damaged history, or a method or a point of a sweep that failed"),
@@ -67,10 +72,12 @@ class _Group(click.Group):
 
 
 class _Fedrec(_Group):
-    """The command with all the others; its help ends with the exit codes."""
+    """The command with all the others; its help ends with how to begin, and the exit codes."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the exit codes."""
+        """Write examples and the exit codes."""
+        with formatter.section("Begin with"):
+            formatter.write_dl(_BEGINNING)
         with formatter.section("Exit codes"):
             formatter.write_dl(_EXIT_CODES)
 
@@ -98,7 +105,9 @@ def command_line(call: Call) -> click.Group:
     click.version_option(__version__, message="fedrec %(version)s")(group)
     for command in (*_of_recipes(call), *_of_runs(call), *_of_components(call), *_to_start(call)):
         group.add_command(command)
-    history = _Group("history", help="Look into the history of a run, and after it")
+    # Lists show the short help whole, and would cut the other.
+    about = "Look into a history; check, repair, encrypt or shrink it; forget a client"
+    history = _Group("history", help=about, short_help=about)
     for command in _of_histories(call):
         history.add_command(command)
     group.add_command(history)

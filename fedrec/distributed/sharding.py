@@ -44,7 +44,7 @@ class Sharding:
     def __post_init__(self) -> None:
         if not self.size <= self.num_shards <= len(self.client_ids):
             requirement = (
-                f"at least the {self.size} ranks and at most the {len(self.client_ids)} clients"
+                f"from {self.size}, the number of ranks, to {len(self.client_ids)}, that of clients"
             )
             raise ConfigurationError(expected("num_shards", requirement, self.num_shards))
 

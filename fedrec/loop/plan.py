@@ -38,8 +38,8 @@ def require_same_plan(recorded: Mapping[str, Any], current: Mapping[str, Any], w
     if differences:
         raise ConfigurationError(
             f"Cannot resume {what} under another execution plan, since its bits would differ "
-            f"({'; '.join(differences)}). HINT: use the same executor, precision, device and "
-            "packages."
+            f"({'; '.join(differences)}). HINT: use the same executor, precision, device, "
+            "`num_shards` and packages."
         )
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.federation import fake_ids
-from fedrec.history import Forecast, LMDBHistory, forecast
+from fedrec.history import Forecast, LMDBHistory, ShardedHistory, forecast
 from fedrec.parameters import ParameterVector
-from fedrec.recipe.folder import RECORD, RunFolder, hash_of
+from fedrec.recipe.folder import RECORD, RunFolder, hash_of, num_shards
 from fedrec.recipe.points import Point
 from fedrec.recipe.results import excluded_clients, recovery_spec
 from fedrec.recipe.runner import is_done
@@ -44,14 +44,14 @@ class SweepPlan:
 
 
 def forecast_history(recipe: Recipe) -> Forecast | None:
-    """Forecast the size of a recipe's history on disk; `None` if it is not an `LMDBHistory`.
+    """Forecast the size of a recipe's history on disk; `None` if it is a store of another kind.
 
     Args:
         recipe: A recipe from `load_recipe`.
     """
     parts = build_parts(recipe)
     store, init_args = parts.history
-    if not issubclass(store, LMDBHistory):
+    if not issubclass(store, (LMDBHistory, ShardedHistory)):
         return None
     ids, sampler = list(parts.data.client_ids), parts.record.get("sampler")
     ids += fake_ids(parts.federation.get("fake_clients", 0))
@@ -65,6 +65,7 @@ def forecast_history(recipe: Recipe) -> Forecast | None:
         clients_per_round=None if sampler is None else len(sampler.sample(ids, 0, 0)),
         num_buffers=layout.num_buffers if parts.federation.get("buffers") == "average" else 0,
         encrypted=init_args.get("master_key") is not None,
+        num_shards=min(num_shards(recipe.config.get("loop") or {}), len(ids)),
     )
 
 
@@ -139,6 +140,7 @@ def _sizes(recipes: Sequence[Recipe]) -> tuple[list[int], bool]:
     forecasts = []
     for recipe in recipes:
         parts = {k: recipe.config.get(k) for k in ("data", "model", "federation", "record")}
+        parts["num_shards"] = num_shards(recipe.config.get("loop") or {})
         key = json.dumps({**parts, "history": recipe.config.get("history")}, sort_keys=True)
         if key not in known:
             known[key] = forecast_history(recipe)

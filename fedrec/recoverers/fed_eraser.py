@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class FedEraser(ReplayRecoverer):
-    r"""Trains again in every $\Delta t$-th round, with short training and updates of old length.
+    r"""Trains again in some rounds, with short training and updates of old length.
 
     In rounds 0, $\Delta t$, $2 \Delta t$, ... the remaining clients train for a fraction $r$ of
     their local steps. That gives the direction of an update. Its length is that of the client's

@@ -106,8 +106,8 @@ def _tables(pairs: Sequence[tuple[str, Run]], styles: Mapping[str, str]) -> str:
             heads = ("Model", *(name for name, _ in pairs))
             blocks.append(f"<h3>{escape(title)}</h3>{table(title, heads, rows)}")
     return "".join(blocks) + note(
-        "TER and ASR on the whole test set. Methods with the same name stand in one row, whatever "
-        "their settings are."
+        "TER and ASR: on the whole test set. Methods with the same name share a row, even if their "
+        "settings differ."
     )
 
 

@@ -120,11 +120,11 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
         heads, names = _COLUMNS[:2] + _COLUMNS[3:], "TER"
         rows = [row[:2] + row[3:] for row in rows]
     return table("Summary of all models", heads, rows) + note(
-        f"{names} on the whole test set. Distance: of the weights to those of training from "
-        "scratch, divided by the length of the latter. ACP: rounds a client is spared, on average, "
-        "compared to training from scratch; CP: the same for single clients. Exact rounds: rounds "
-        "a client computes in, on average. Client MB: what all clients receive and send during "
-        "recovery."
+        f"{names}: on the whole test set. Distance: between the weights and those of training from "
+        "scratch, divided by the length of the latter. ACP: the part of the rounds in which a "
+        "client was not asked, on average. CP: the same for single clients. Exact rounds: rounds "
+        "in which a client was asked, on average. Client MB: what all clients receive and send "
+        "during recovery."
     )
 
 
@@ -154,8 +154,8 @@ def _metrics(run: Run, styles: Mapping[str, str]) -> str:
         cells = [number(value, fraction(value)) for value in values]
         rows.append([f"{key}{breakable(model['name'])}", *cells])
     return table("Metrics of all models", ("Model", *labels), rows) + note(
-        "On the whole test set; a metric that asks about members takes the training data of the "
-        "excluded clients for these."
+        "On the whole test set. For a metric that asks about members, these are the training data "
+        "of the excluded clients."
     )
 
 
@@ -217,7 +217,7 @@ def _savings(run: Run, styles: Mapping[str, str]) -> str:
     return (
         drawn
         + listed
-        + note("How many of the remaining clients were spared which part of their rounds (CP).")
+        + note("How many of the remaining clients were not asked in which part of their rounds.")
     )
 
 
@@ -240,8 +240,8 @@ def _clients(run: Run) -> str:
     if not blocks:
         return ""
     return "".join(blocks) + note(
-        "Requests to each client, and what it received and sent; seconds where clients are live, "
-        "as they say."
+        "For each client: how often it was asked, and what it received and sent. Live clients also "
+        "report seconds."
     )
 
 
@@ -294,9 +294,10 @@ def _estimates(run: Run, styles: Mapping[str, str]) -> str:
         + "<h3>Cosine by round</h3>"
         + line_chart(cosines, "Cosine of estimated and exact updates", linear_axis(flat[1]))
         + note(
-            "Relative error: distance of a client's estimated from its exact update, divided by "
-            "the length of the exact one. Measured in simulation (<code>diagnose</code>), charged "
-            "to no client, without any influence on the recovery; of estimates that were used."
+            "Relative error: distance between a client's estimated and its exact update, divided "
+            "by the length of the exact one. Only estimates that were used are compared. This is "
+            "for simulations (<code>diagnose</code>): it costs no client anything, and does not "
+            "change the recovery."
         )
     )
 
@@ -350,9 +351,9 @@ def _seconds(run: Run) -> str:
     if not steps:
         return ""
     return seconds_bars(steps) + note(
-        "Clients are simulated here: their seconds are those of this machine, for all of them "
-        "together, the attack included. Server: everything else, reading and writing the history "
-        "included; evaluation is left out. Of an interrupted recording, the last part."
+        "Clients are simulated: their seconds are those of this machine, for all of them together, "
+        "with the attack. Server: everything else, also reading and writing the history. "
+        "Evaluation is left out. If the recording was interrupted, this is its last part."
     )
 
 
@@ -365,6 +366,6 @@ def _again(run: Run) -> str:
     """Return the command that repeats the run."""
     command = ["fedrec", "run", str(run.folder / "recipe.yaml"), f"name={run.name}-again"]
     return f'<pre tabindex="0">{escape(shlex.join(command))}</pre>' + note(
-        "With the same versions, execution and seed, the same figures come out. "
-        "A recipe with classes of your own needs <code>--allow</code> as well."
+        "The same versions, execution and seed give the same figures. "
+        "A recipe with classes of your own also needs <code>--allow</code>."
     )

@@ -40,7 +40,7 @@ def test_every_client_is_in_one_shard_of_one_rank_whatever_the_number_of_ranks(n
 
 @pytest.mark.parametrize(("num_shards", "size"), [(1, 2), (11, 1), (0, 1)])
 def test_shards_are_no_fewer_than_ranks_and_no_more_than_clients(num_shards, size):
-    message = f"Expected `num_shards` to be at least the {size} ranks and at most the 10 clients"
+    message = f"Expected `num_shards` to be from {size}, the number of ranks, to 10, that of cli"
     with pytest.raises(ConfigurationError, match=message):
         Sharding(client_ids=CLIENTS, num_shards=num_shards, size=size)
 

@@ -1,4 +1,4 @@
-"""How a vector of float32 numbers becomes bytes in a history, and back. NumPy only."""
+"""Codecs: how updates become bytes in a history, and back, with NumPy alone."""
 
 from fedrec.history.codecs.base import Codec, Encoded
 from fedrec.history.codecs.float16 import Float16Codec

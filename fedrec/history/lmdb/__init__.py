@@ -1,5 +1,5 @@
-"""The history on disk, without torch. What the words mean is said in `records`.
+"""The history on disk, without torch.
 
-`history` is the store, over `reading` and `writing`; both go through `entries` and `records` to the
-LMDB `environment`.
+`history` is the store, over `reading` and `writing`; both go through `entries` and `records`, which
+says what the words mean, to the LMDB `environment`.
 """

@@ -13,9 +13,9 @@ __all__ = ["HistoricalUpdate"]
 
 
 class HistoricalUpdate(Estimator):
-    r"""Takes the historical update unchanged: $\hat g_t^i = \bar g_t^i$.
+    r"""Takes the historical update unchanged, as a control.
 
-    A control: what is left of FedRecover without Hessians.
+    $\hat g_t^i = \bar g_t^i$ is what is left of FedRecover without Hessians.
 
     Examples:
         >>> HistoricalUpdate()

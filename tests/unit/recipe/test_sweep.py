@@ -21,7 +21,7 @@ from fedrec.history import forecast
 from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe, run, sweep
 from fedrec.recipe.grid import grid_points, parse_grid
-from fedrec.recipe.planning import plan_sweep
+from fedrec.recipe.planning import forecast_history, plan_sweep
 from fedrec.recipe.points import sweep_points
 from fedrec.recipe.tables import COLUMNS, POISONED, read_table, summarize
 
@@ -342,6 +342,17 @@ def test_a_plan_tells_what_there_is_to_do(
     again = plan_sweep(points, where)
     assert (again.recordings_there, len(again.sizes)) == (1, 2)  # one point needs it
     assert plan_sweep(points[:2], where).recordings_there == 1  # these do not
+
+
+@pytest.mark.parametrize(
+    ("words", "shards"), [([], 1), (["loop.num_shards=3"], 3), (["loop.devices=2"], 5)], ids=str
+)
+def test_a_history_in_shards_is_forecast_as_such(
+    recipe_file: Path, words: list[str], shards: int
+) -> None:
+    """Two devices have eight shards, but there are five clients."""
+    size = {"num_clients": 5, "num_parameters": 310, "max_rounds": 8}
+    assert forecast_history(load_recipe(recipe_file, words)) == forecast(**size, num_shards=shards)
 
 
 def test_where_nobody_is_flagged_the_methods_have_no_figures_and_it_shows(

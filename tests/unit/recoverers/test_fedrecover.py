@@ -123,6 +123,21 @@ def test_a_client_that_is_refused_leaves_the_round() -> None:
     assert method.estimator._pairs.stamp.max(dim=1).values.tolist() == [3, 2, 3]
 
 
+def test_what_stands_in_for_a_client_leaves_the_estimates_of_others_alone() -> None:
+    ctx = Context()
+    method = recoverer(abnormality_threshold=100.0, on_missing="estimate")
+    for t in range(3):
+        ctx.step(method, t)
+    record = ctx.records[3]
+    record.updates[1, 2] = -1000.0
+    ctx.refuses = ("b",)
+    sent = ctx.step(method, 3)
+    assert sent.client_ids == IDS
+    expected = record.updates - record.global_weights
+    expected[1] = record.updates[1]  # whose estimate exceeds the threshold
+    torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
     ctx = Context()
     method = recoverer(abnormality_threshold=100.0)
