@@ -23,7 +23,11 @@ __all__ = ["Following", "Reduced", "combine", "compiled", "reduce", "vectors_of"
 # Pairs of a pass over a row.
 _PAIRS = 2
 _MAGNITUDE = np.int32(0x7FFFFFFF)
+# Whole numbers that share a step, as in `fedrec.history.codecs.Int8Codec`.
+_BLOCK = 64
 _NOTHING = np.empty(0, np.float32)
+_NO_ROWS = np.empty((0, 0), np.float32)
+_NO_CODES = np.empty((0, 0), np.int8), _NO_ROWS
 
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
@@ -87,6 +91,14 @@ _bits: Any = intrinsic(_generate_bits)
 
 
 @_inline
+def _decode(codes, steps, out):  # type: ignore[no-untyped-def]
+    for start in range(0, len(out), _BLOCK):
+        step = steps[start // _BLOCK]
+        for j in range(start, min(start + _BLOCK, len(out))):
+            out[j] = np.float32(codes[j]) * step
+
+
+@_inline
 def _step(weights, server_lr, aggregate, out):  # type: ignore[no-untyped-def]
     # Two loops: a product that goes through memory is rounded, as in torch, and not fused with the
     # subtraction.
@@ -113,12 +125,14 @@ def _vectors_of(  # type: ignore[no-untyped-def]
 
 def _combine(  # type: ignore[no-untyped-def]
     updates, anchors, weight, anchored, vectors, which, sigma, pool, slots, of_pool, delta_g,
-    clients, own, largest, out, reduces, factors, network, kept, aggregate, weights, server_lr,
-    recorded, recorded_aggregate, now, then, beta, gamma, ahead, parts, shared, first, last,
+    clients, own, largest, out, reduces, codes, steps, factors, network, kept, aggregate, weights,
+    server_lr, recorded, recorded_aggregate, now, then, beta, gamma, ahead, parts, shared, first,
+    last,
 ):  # fmt: skip
     d, num_pairs, k = vectors.shape[1], own.shape[1], len(clients)
     memory = np.empty(k * 2 * WIDTH if reduces else 0, np.float32)
     new, following = np.empty(2 * WIDTH, np.float32), np.empty(2 * WIDTH, np.float32)
+    decoded = np.empty(2 * WIDTH, np.float32)
     for number in range(first, last):
         start = number * WIDTH
         stop = end_of(number, len(largest), d)
@@ -128,7 +142,12 @@ def _combine(  # type: ignore[no-untyped-def]
             block, begin = memory[: k * (stop - start)].reshape(k, stop - start), 0
         for i in range(k):
             client = clients[i]
-            row, read = block[i, begin : begin + stop - start], updates[i, start:stop]
+            row = block[i, begin : begin + stop - start]
+            if len(codes):
+                read = decoded[: stop - start]
+                _decode(codes[i, start:stop], steps[i, start // _BLOCK :], read)
+            else:
+                read = updates[i, start:stop]
             x = vectors[which[i], start:stop]
             a, highest = sigma[i], np.int32(0)
             for n in range(0, num_pairs, _PAIRS):
@@ -195,7 +214,8 @@ def compiled() -> dict[str, Callable[..., None]]:
         _combine: (
             f"void({_MATRIX}, {_MATRIX}, float32, boolean, {_MATRIX}, {_INTEGERS}, "
             f"{_VECTOR}, {_MATRIX}, {_INDICES}, {_MATRIX}, {_PAIRS_OF_ALL}, {_INTEGERS}, "
-            f"{_MATRIX}, int32[:, ::1], {_MATRIX}, boolean, {_VECTOR}, {_INDICES}, {_INTEGERS}, "
+            f"{_MATRIX}, int32[:, ::1], {_MATRIX}, boolean, int8[:, ::1], {_MATRIX}, {_VECTOR}, "
+            f"{_INDICES}, {_INTEGERS}, "
             f"{_VECTOR}, {_VECTOR}, float32, {_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, "
             f"float32, {_MATRIX}, {_SUMS}, {_SUMS}, int64, int64)"
         ),
@@ -247,15 +267,14 @@ def combine(
     """
     arrays = (updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
     rule = (_NOTHING, *tables(1, 0), _NOTHING)
-    empty = np.empty((0, 0), np.float32)
-    following = (_NOTHING, 0.0, _NOTHING, _NOTHING, empty, empty, 0.0, 0.0)
+    following = (_NOTHING, 0.0, _NOTHING, _NOTHING, _NO_ROWS, _NO_ROWS, 0.0, 0.0)
     sums = np.empty((0, 0, 0))
-    rest = (*rule, *following, empty, sums, sums)
+    rest = (*_NO_CODES, *rule, *following, _NO_ROWS, sums, sums)
     return _pass(arrays, anchors, out, False, rest, num_threads)
 
 
 def reduce(
-    updates: _Float32,
+    updates: _Float32 | tuple[npt.NDArray[np.int8], _Float32],
     vectors: _Float32,
     which: _Int64,
     sigma: _Float32,
@@ -277,7 +296,8 @@ def reduce(
     with what `vectors` is going to be in the next round: so `delta_g` is read once a round.
 
     Args:
-        updates: As in `combine`, like the others that are not named here.
+        updates: As in `combine`, like the others that are not named here; or whole numbers, shape
+            (k, d), and what 64 of them are multiplied with at a time, shape (k, d / 64).
         vectors: Shape (g, d).
         which: Shape (k,).
         sigma: Shape (k,).
@@ -294,14 +314,16 @@ def reduce(
         num_threads: Threads to share the columns; the result does not depend on it.
         anchors: Where rows start.
     """
-    (k, d), s = updates.shape, own.shape[1]
-    arrays = (updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
+    (k, s), d = own.shape, vectors.shape[1]
+    codes = updates if isinstance(updates, tuple) else _NO_CODES
+    rows = _NO_ROWS if isinstance(updates, tuple) else updates
+    arrays = (rows, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
     aggregate, ahead = np.empty(d, np.float32), np.empty_like(vectors)
     parts = np.empty((num_blocks(d), k, s), np.float64)
     shared = np.empty((num_blocks(d), len(vectors), len(pool)), np.float64)
     rule = (factors, *tables(k, num_trim), aggregate)
-    rest = (*rule, *following, ahead, parts, shared)
-    largest = _pass(arrays, anchors, np.empty((0, 0), np.float32), True, rest, num_threads)
+    rest = (*codes, *rule, *following, ahead, parts, shared)
+    largest = _pass(arrays, anchors, _NO_ROWS, True, rest, num_threads)
     return Reduced(aggregate, largest, ahead, parts.sum(axis=0), shared.sum(axis=0))
 
 
@@ -316,8 +338,9 @@ def _pass(
     """Call the kernel for all blocks; return the largest magnitude of each row."""
     kernel, (updates, *others) = compiled()["_combine"], arrays
     start, weight = (updates, 0.0) if anchors is None else anchors
-    blocks = num_blocks(updates.shape[1])
-    largest = np.empty((blocks, len(updates)), np.int32)
+    vectors, clients = arrays[1], arrays[8]
+    blocks = num_blocks(vectors.shape[1])
+    largest = np.empty((blocks, len(clients)), np.int32)
     given = (updates, start, weight, anchors is not None, *others, largest, out, reduces, *rest)
     share(lambda part: kernel(*given, *part), blocks, num_threads)
     highest: _Float32 = largest.max(axis=0).view(np.float32)

@@ -9,9 +9,11 @@ from fedrec.history.codecs.base import Codec, Encoded
 from fedrec.history.codecs.compiled import compiled
 from fedrec.history.codecs.scales import clip, pieces
 
-__all__ = ["BLOCK", "Int8Codec", "num_blocks"]
+__all__ = ["BLOCK", "MOST", "Int8Codec", "expand", "num_blocks"]
 
 BLOCK = 64
+#: Numbers times a step that is smaller are finite.
+MOST = 2.0**120
 # A step that is smaller has no float32 inverse worth the name.
 _SMALLEST = np.float32(2.0**-126)
 
@@ -60,24 +62,25 @@ class Int8Codec(Codec):
         Raises:
             ValueError: If these bytes cannot be a vector of that length.
         """
-        num_bytes = 2 * num_blocks(out.size)
-        if len(payload) != num_bytes + out.size:
-            raise ValueError(f"{len(payload)} bytes instead of {num_bytes + out.size}")
-        steps = _from_bfloat16(np.frombuffer(payload, "<u2", num_blocks(out.size)))
-        top = steps.max()
-        if not (top < np.inf and steps.min() >= 0):
+        expand(*self.parts(payload, out.size), out)
+
+    def parts(self, payload: memoryview, size: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """Return the numbers, and the steps of their blocks.
+
+        Args:
+            payload: What `encode` returned.
+            size: $d$.
+
+        Raises:
+            ValueError: If these bytes cannot be a vector of that length.
+        """
+        num_bytes = 2 * num_blocks(size)
+        if len(payload) != num_bytes + size:
+            raise ValueError(f"{len(payload)} bytes instead of {num_bytes + size}")
+        steps = _from_bfloat16(np.frombuffer(payload, "<u2", num_blocks(size)))
+        if not (steps.max() < np.inf and steps.min() >= 0):
             raise ValueError("a step that is negative or not finite")
-        codes = np.frombuffer(payload, np.int8, offset=num_bytes)
-        whole = out.size // BLOCK * BLOCK
-        if (kernels := compiled()) is not None:
-            kernels.int8_decode(codes, steps, out)
-        else:
-            out[:] = codes
-            with np.errstate(over="ignore"):
-                out[:whole].reshape(-1, BLOCK)[:] *= steps[: whole // BLOCK, None]
-                out[whole:] *= steps[-1]
-        if top >= 2.0**120:
-            clip(out)
+        return np.frombuffer(payload, np.int8, offset=num_bytes), steps
 
     def steps(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the step each block needs, shape $(b,)$."""
@@ -91,6 +94,25 @@ class Int8Codec(Codec):
             blocks.max(axis=1, out=top[piece.start // BLOCK :][: len(blocks)])
         top /= np.float32(127)
         return top
+
+
+def expand(codes: NDArray[np.int8], steps: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Write numbers times the steps of their blocks.
+
+    Shape:
+        - `codes`, `out`: $(d,)$.
+        - `steps`: $(b,)$.
+    """
+    whole = out.size // BLOCK * BLOCK
+    if (kernels := compiled()) is not None:
+        kernels.int8_decode(codes, steps, out)
+    else:
+        out[:] = codes
+        with np.errstate(over="ignore"):
+            out[:whole].reshape(-1, BLOCK)[:] *= steps[: whole // BLOCK, None]
+            out[whole:] *= steps[-1]
+    if steps.max() >= MOST:
+        clip(out)
 
 
 def num_blocks(size: int) -> int:

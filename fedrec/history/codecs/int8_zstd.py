@@ -32,15 +32,15 @@ class Int8ZstdCodec(Int8Codec):
         split = 2 * num_blocks(vector.size)
         return Encoded(bytes(payload[:split]) + zstd_compress(payload[split:]), max_error)
 
-    def decode(self, payload: memoryview, out: NDArray[np.float32]) -> None:
-        """Write the vector that was encoded into `out`.
+    def parts(self, payload: memoryview, size: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """Return the numbers, and the steps of their blocks.
 
         Raises:
             ValueError: If these bytes cannot be a vector of that length.
         """
-        split = 2 * num_blocks(out.size)
-        codes = zstd_decompress(payload[split:], out.size)
-        super().decode(memoryview(bytes(payload[:split]) + codes), out)
+        split = 2 * num_blocks(size)
+        codes = zstd_decompress(payload[split:], size)
+        return super().parts(memoryview(bytes(payload[:split]) + codes), size)
 
     def steps(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the step each block gets, shape $(b,)$."""

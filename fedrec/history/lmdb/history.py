@@ -19,6 +19,7 @@ from fedrec.exceptions import (
 from fedrec.history.base import HistoryStore
 from fedrec.history.codecs import CODECS
 from fedrec.history.codecs.compiled import compiled
+from fedrec.history.codecs.int8 import Int8Codec
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.encoded import EncodedUpdates
 from fedrec.history.lmdb.encryption import CIPHER, Keys, check_source, master_key
@@ -307,6 +308,34 @@ class LMDBHistory(HistoryStore):
         """
         with self.snapshot() as snapshot:
             return snapshot.read(snapshot.entry(t)[0], client_ids)
+
+    def read_round(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+        """Read a round; the result owns its memory.
+
+        Where numba computes, updates of the codec `int8` or `int8+zstd` stay as they are stored
+        until somebody asks for them.
+
+        Args:
+            t: Round, 0-based.
+            client_ids: Read only these clients' updates, in this order; `None` for all.
+
+        Raises:
+            RoundNotFoundError: If the round, or the update of one of the clients, is not stored.
+            ForgottenError: If one of the clients was forgotten.
+            HistoryCorruptedError: If the bytes are not those that were written.
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+        """
+        codec = self._open()[0].codec
+        if type(codec).decode is not Int8Codec.decode or compiled() is None:
+            return super().read_round(t, client_ids)
+        from fedrec.history.conversion import to_record
+        from fedrec.history.undecoded import UndecodedUpdates
+
+        with self.snapshot() as snapshot:
+            entry, _ = snapshot.entry(t)
+            arrays, codes, steps = snapshot.read_undecoded(entry, client_ids)
+        record = to_record(arrays)
+        return dataclasses.replace(record, sent=UndecodedUpdates(codes, steps, record.sent))
 
     def rounds(self) -> range:
         """Return the rounds that are stored, `range(0, k)`."""

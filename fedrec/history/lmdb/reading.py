@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedrec.exceptions import HistoryCorruptedError, HistoryFormatError, RoundNotFoundError
 from fedrec.history.codecs import Codec, Float32Codec
+from fedrec.history.codecs.int8 import Int8Codec, num_blocks
 from fedrec.history.codecs.rows import map_rows
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.encryption import Keys, master_key
@@ -86,13 +87,17 @@ def _load_forgotten(recording: StoredManifest, environment: Environment) -> None
 
 
 class _Vector(NamedTuple):
-    """A vector to read: where it lies, the checksum that its entry says, and room for it."""
+    """A vector to read: where it lies, the checksum that its entry says, and room for it.
+
+    With room for the steps of its blocks, `out` is room for its whole numbers.
+    """
 
     database: str
     client_index: int
     checksum: str
     codec: Codec
-    out: NDArray[np.float32]
+    out: NDArray[Any]
+    steps: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +240,27 @@ class Snapshot:
             raise DamagedRecordError(self.recording.history, damage[0])
         return arrays
 
+    def read_undecoded(
+        self, entry: dict[str, Any], client_ids: Sequence[str] | None
+    ) -> tuple[RoundArrays, NDArray[np.int8], NDArray[np.float32]]:
+        """Return the round of an entry, stored as `int8`, without decoding updates.
+
+        Returns:
+            The round without its updates; and for each of them whole numbers, shape $(m, d)$, and
+            the steps of their blocks, shape $(m, b)$.
+
+        Raises:
+            RoundNotFoundError: If one of the clients is not in the round.
+            HistoryCorruptedError: If the bytes are not those that were written.
+        """
+        rows, d = self._rows(entry, client_ids), self.recording.manifest.num_parameters
+        codes = np.empty((len(rows), d), np.int8)
+        steps = np.empty((len(rows), num_blocks(d)), np.float32)
+        arrays, damage = self._read_rows(entry, rows, (codes, steps))
+        if damage:
+            raise DamagedRecordError(self.recording.history, damage[0])
+        return arrays, codes, steps
+
     def read_updates(
         self, entry: dict[str, Any], client_ids: Sequence[str], out: Sequence[NDArray[np.float32]]
     ) -> None:
@@ -277,7 +303,11 @@ class Snapshot:
         return [row_of[c] for c in asked]
 
     def _updates(
-        self, entry: dict[str, Any], rows: Sequence[int], out: Sequence[NDArray[np.float32]]
+        self,
+        entry: dict[str, Any],
+        rows: Sequence[int],
+        out: Sequence[NDArray[Any]],
+        steps: Sequence[NDArray[np.float32]] | None = None,
     ) -> list[_Vector]:
         """List the updates in these rows, to be read to these places."""
         codec = self.recording.codec
@@ -285,6 +315,9 @@ class Snapshot:
             _Vector("updates", entry["present"][row], entry["updates"][row], codec, place)
             for row, place in zip(rows, out, strict=True)
         ]
+        if steps is not None:
+            pairs = zip(vectors, steps, strict=True)
+            vectors = [vector._replace(steps=place) for vector, place in pairs]
         # In the order of the keys, so that the file is read from front to back.
         vectors.sort(key=attrgetter("client_index"))
         return vectors
@@ -296,15 +329,25 @@ class Snapshot:
         return self._read_rows(entry, rows)[1]
 
     def _read_rows(
-        self, entry: dict[str, Any], rows: Sequence[int]
+        self,
+        entry: dict[str, Any],
+        rows: Sequence[int],
+        undecoded: tuple[NDArray[np.int8], NDArray[np.float32]] | None = None,
     ) -> tuple[RoundArrays, list[Damage]]:
-        """Return the round of an entry with the updates of these rows, and what is damaged."""
+        """Return the round of an entry with the updates of these rows, and what is damaged.
+
+        With room for whole numbers and steps, updates are there and not in the round.
+        """
         ids, manifest = self.recording.client_ids, self.recording.manifest
         present, d, b = entry["present"], manifest.num_parameters, manifest.num_buffers
-        updates = host_memory(len(rows), d)
+        updates = host_memory(len(rows) if undecoded is None else 0, d)
         weights, aggregate = np.empty(d, np.float32), np.empty(d, np.float32)
         buffers = np.empty(b, manifest.buffer_dtype) if b else None
-        vectors = self._updates(entry, rows, list(updates))
+        if undecoded is None:
+            vectors = self._updates(entry, rows, list(updates))
+        else:
+            codes, steps = undecoded
+            vectors = self._updates(entry, rows, list(codes), list(steps))
         vectors += [
             _Vector("models", GLOBAL_WEIGHTS, entry["global_weights"], _EXACT, weights),
             _Vector("models", AGGREGATE, entry["aggregate"], _EXACT, aggregate),
@@ -355,7 +398,11 @@ class Snapshot:
                 size=out.size,
                 checksum=vector.checksum,
             )
-            codec.decode(payload, out)
+            if vector.steps is None:
+                codec.decode(payload, out)
+            else:
+                assert isinstance(codec, Int8Codec)
+                out[:], vector.steps[:] = codec.parts(payload, out.size)
         except DamagedRecordError as error:
             return error.damage
         except ValueError as error:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedrec.aggregators.base import ColumnRule
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.recovery.lbfgs import condition_number, middle_inverse
+from fedrec.history.undecoded import UndecodedUpdates
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.threshold import largest_magnitudes
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["ClientPairs", "Sources"]
 
@@ -346,8 +349,10 @@ class ClientPairs:
         from fedrec.functional.kernels import _numba_estimates
 
         estimates = self._memory(updates)
-        arrays, usable = self._arrays(updates, vectors, which, rows, anchors)
-        largest = _numba_estimates.combine(**arrays, out=estimates.numpy())
+        arrays, usable = self._arrays(vectors, which, rows, anchors)
+        largest = _numba_estimates.combine(
+            updates=updates.contiguous().numpy(), **arrays, out=estimates.numpy()
+        )
         return Estimates(estimates, torch.from_numpy(largest), usable)
 
     def aggregated(
@@ -376,8 +381,9 @@ class ClientPairs:
         from fedrec.functional.kernels import _numba_estimates
 
         vectors = sources.vectors()
-        arrays, usable = self._arrays(record.updates, vectors, which, rows, anchors)
+        arrays, usable = self._arrays(vectors, which, rows, anchors)
         found = _numba_estimates.reduce(
+            updates=_stored(record.sent),
             **arrays,
             factors=(torch.empty(0) if rule.factors is None else rule.factors).numpy(),
             num_trim=rule.num_trim,
@@ -400,7 +406,6 @@ class ClientPairs:
 
     def _arrays(
         self,
-        updates: Tensor,
         vectors: Tensor,
         which: Tensor,
         rows: Tensor,
@@ -413,7 +418,6 @@ class ClientPairs:
         if anchors is not None:
             start = anchors[0].numpy(), anchors[1]
         arrays = {
-            "updates": updates.contiguous().numpy(),
             "vectors": vectors.contiguous().numpy(),
             "which": which.numpy(),
             "sigma": sigma.float().numpy(),
@@ -483,6 +487,16 @@ class ClientPairs:
             old = getattr(self, name)
             setattr(self, name, value.to(old.device) if isinstance(value, Tensor) else value)
         self._solved = self._ahead = None
+
+
+def _stored(
+    sent: CohortUpdates,
+) -> NDArray[np.float32] | tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return updates, or what they are decoded from if nobody has done that yet."""
+    if isinstance(sent, UndecodedUpdates) and sent.is_plain:
+        return sent.codes, sent.steps
+    rows: NDArray[np.float32] = sent.updates.contiguous().numpy()
+    return rows
 
 
 def _compiled_dots(matrix: Tensor, rows: Tensor, vectors: Tensor, which: Tensor) -> Tensor:

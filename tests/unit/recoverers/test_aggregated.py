@@ -23,7 +23,7 @@ from fedrec.aggregators import (
 from fedrec.clients import Client
 from fedrec.federation import ClientSampler
 from fedrec.functional.aggregation.order_statistics import choose_kernel
-from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
+from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory, undecoded
 from fedrec.recoverers import FedRecover, PairedLBFGS
 from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.testing.problems import VectorModule
@@ -176,9 +176,15 @@ def test_a_history_that_does_not_keep_all() -> None:
 
 @needs_numba
 @pytest.mark.parametrize("codec", ["float32", "int8", "int8+zstd"])
-def test_a_history_on_disk(tmp_path: Path, codec: str) -> None:
+def test_a_history_on_disk(tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    expand = undecoded.expand
+    monkeypatch.setattr(undecoded, "expand", lambda *row: decoded.append(1) or expand(*row))
     history = LMDBHistory(tmp_path / "history", codec=codec)
     assert recover(TrimmedMean(trim=1), history, tolerance_rate=None) == ESTIMATED
+    # Of six clients: in six rounds of each recovery for the estimator to learn from, and where rows
+    # are kept in all others but the last two, too.
+    assert len(decoded) == (0 if codec == "float32" else 6 * (6 + 6 + ESTIMATED))
 
 
 @needs_numba

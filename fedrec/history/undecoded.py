@@ -1,0 +1,72 @@
+"""Updates as a history stores them, which are decoded when somebody asks for numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedrec.history.codecs.int8 import MOST, expand
+from fedrec.history.codecs.rows import map_rows
+from fedrec.types import CohortUpdates
+
+__all__ = ["UndecodedUpdates"]
+
+
+class UndecodedUpdates(CohortUpdates):
+    """Updates that are whole numbers times a step for each block, see `Int8Codec`.
+
+    What `dataclasses.replace` makes of it is plain `CohortUpdates`.
+
+    Args:
+        codes: Whole numbers, shape $(m, d)$.
+        steps: Of each block, shape $(m, b)$.
+        like: Has everything but the updates.
+    """
+
+    def __new__(cls, *given: Any, **named: Any) -> CohortUpdates:  # type: ignore[misc]
+        """Make one; but for `dataclasses.replace`, which gives names, the plain kind."""
+        return CohortUpdates(**named) if named else super().__new__(cls)
+
+    def __init__(
+        self, codes: NDArray[np.int8], steps: NDArray[np.float32], like: CohortUpdates
+    ) -> None:
+        known = {f.name: getattr(like, f.name) for f in fields(like) if f.name != "updates"}
+        self.__dict__.update(known, codes=codes, steps=steps)  # the base class is frozen
+
+    codes: NDArray[np.int8]
+    steps: NDArray[np.float32]
+
+    @cached_property
+    def updates(self) -> Tensor:
+        """The updates, shape $(m, d)$."""
+        out = np.empty(self.codes.shape, np.float32)
+        rows = list(zip(self.codes, self.steps, out, strict=True))
+        map_rows(lambda row: expand(*row), rows, out.nbytes)
+        return torch.from_numpy(out)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether an update is nothing but numbers times steps: no product is too large."""
+        return bool(self.steps.max(initial=0) < MOST)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the updates in this process."""
+        return self.codes.nbytes + self.steps.nbytes
+
+    def to(self, device: torch.device) -> CohortUpdates:
+        """Return the updates on a device; the object itself if that is the CPU."""
+        return self if device.type == "cpu" else super().to(device)
+
+    def select(self, client_ids: Sequence[str]) -> CohortUpdates:
+        """Return the updates of some clients, in the given order, with all refusals."""
+        if tuple(client_ids) == self.client_ids:
+            return self
+        return super().select(client_ids)
