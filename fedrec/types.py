@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from fedrec.clients.objective import LocalWork
     from fedrec.metrics.cost import CostLedger
-    from fedrec.metrics.estimate_errors import EstimateError
 
 __all__ = [
     "ClientCost",
     "ClientUpdate",
     "CohortUpdates",
     "Detection",
+    "EstimateError",
     "Phase",
     "RoundContext",
     "RoundRecord",
@@ -446,6 +446,22 @@ class Detection:
         from fedrec.report.notebook import detection_html
 
         return detection_html(self)
+
+
+class EstimateError(NamedTuple):
+    r"""The error of an estimated update $\hat g$, compared with the exact update $g$.
+
+    Attributes:
+        client_id: The client of the update.
+        round: Round of the recovery.
+        relative_error: $\lVert \hat g - g \rVert / \lVert g \rVert$.
+        cosine: Cosine of the angle between $\hat g$ and $g$, in [-1, 1].
+    """
+
+    client_id: str
+    round: int
+    relative_error: float
+    cosine: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -14,25 +14,9 @@ from fedrec._derived import register_derived
 from fedrec._files import csv_text, write_atomically
 from fedrec.functional.consistency import row_cosines
 from fedrec.functional.recovery.relative_errors import relative_errors
-from fedrec.types import CohortUpdates
+from fedrec.types import CohortUpdates, EstimateError
 
-__all__ = ["EstimateError", "EstimateErrors", "read_estimate_errors"]
-
-
-class EstimateError(NamedTuple):
-    r"""The error of an estimated update $\hat g$, compared with the exact update $g$.
-
-    Attributes:
-        client_id: The client of the update.
-        round: Round of the recovery.
-        relative_error: $\lVert \hat g - g \rVert / \lVert g \rVert$.
-        cosine: Cosine of the angle between $\hat g$ and $g$, in [-1, 1].
-    """
-
-    client_id: str
-    round: int
-    relative_error: float
-    cosine: float
+__all__ = ["EstimateErrors", "read_estimate_errors"]
 
 
 def read_estimate_errors(path: Path) -> list[EstimateError]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from fedrec.loop.logs import read_metrics
 from fedrec.metrics import CostLedger
-from fedrec.metrics.estimate_errors import EstimateError, read_estimate_errors
+from fedrec.metrics.estimate_errors import read_estimate_errors
 from fedrec.recipe.results import is_reference
 from fedrec.recipe.schema import folder_name, label_of
 from fedrec.recipe.tables import POISONED, name_of_recorded
 from fedrec.report.curves import Series
+from fedrec.types import EstimateError
 
 __all__ = ["REFERENCE", "Run", "styles_of"]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedrec.metrics.estimate_errors import EstimateError
 from fedrec.recipe.tables import name_of_recorded
 from fedrec.report.bars import cost_bars, histogram, score_bars, seconds_bars, value_bars
 from fedrec.report.costs import table_of_costs
@@ -18,6 +17,7 @@ from fedrec.report.curves import Series, line_chart, line_key, linear_axis, log_
 from fedrec.report.html import breakable, facts, note, number, section, table
 from fedrec.report.run import REFERENCE, Run
 from fedrec.report.table import detection_text, exact_rounds, fraction, percent
+from fedrec.types import EstimateError
 
 __all__ = ["CURVES", "headline", "sections"]
 

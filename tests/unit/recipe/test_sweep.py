@@ -20,6 +20,7 @@ from fedrec.exceptions import ConfigurationError
 from fedrec.history import forecast
 from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe, run, sweep
+from fedrec.recipe.folder import num_shards
 from fedrec.recipe.grid import grid_points, parse_grid
 from fedrec.recipe.planning import forecast_history, plan_sweep
 from fedrec.recipe.points import sweep_points
@@ -345,14 +346,19 @@ def test_a_plan_tells_what_there_is_to_do(
 
 
 @pytest.mark.parametrize(
-    ("words", "shards"), [([], 1), (["loop.num_shards=3"], 3), (["loop.devices=2"], 5)], ids=str
+    ("words", "shards"), [([], 1), (["loop.num_shards=3"], 3), (["loop.num_shards=8"], 5)], ids=str
 )
 def test_a_history_in_shards_is_forecast_as_such(
     recipe_file: Path, words: list[str], shards: int
 ) -> None:
-    """Two devices have eight shards, but there are five clients."""
+    """There are five clients, and at most as many shards."""
     size = {"num_clients": 5, "num_parameters": 310, "max_rounds": 8}
     assert forecast_history(load_recipe(recipe_file, words)) == forecast(**size, num_shards=shards)
+
+
+def test_two_devices_have_eight_shards_in_a_forecast() -> None:
+    assert num_shards({"devices": 2}) == 8
+    assert num_shards({"num_nodes": 2, "num_shards": 4}) == 4
 
 
 def test_where_nobody_is_flagged_the_methods_have_no_figures_and_it_shows(
