@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from fedrec.exceptions import ConfigurationError, expected
 
-__all__ = ["Component", "build", "subclasses"]
+__all__ = ["Component", "build", "goes_with", "subclasses"]
 
 T = TypeVar("T", bound="Component")
 
@@ -93,6 +93,22 @@ def _rebuilt(value: Any, argument: str) -> Any:
     if set(value) == {"class_path", "init_args"}:
         return build(value, Component, argument)
     return {key: _rebuilt(item, argument) for key, item in value.items()}
+
+
+def goes_with(component: Component, name: str, *methods: str) -> bool:
+    """Whether what a component says of its methods goes for them: no subclass replaced one since.
+
+    Args:
+        component: The component.
+        name: The attribute or method that says it.
+        methods: What it is said of.
+    """
+    order = type(component).__mro__
+    said, *places = (
+        next(k for k, c in enumerate(order) if attribute in vars(c))
+        for attribute in (name, *methods)
+    )
+    return said <= min(places)
 
 
 def subclasses(base: type[T]) -> dict[str, type[T]]:

@@ -178,6 +178,10 @@ class CohortUpdates:
         """Bytes of the updates in this process."""
         return self.updates.nbytes
 
+    def besides(self) -> dict[str, Any]:
+        """Return everything but the updates, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "updates"}
+
     def to(self, device: torch.device) -> CohortUpdates:
         """Return the updates on a device; the object itself if they are there."""
         if self.updates.device == device:
@@ -257,6 +261,23 @@ class CohortUpdates:
             values: For each of `shards()` one small row a client, shape $(k, ...)$, on the CPU.
         """
         return values[0]
+
+
+class LazyUpdates(CohortUpdates):
+    """Updates that are made when somebody first asks for them: a subclass has a cached property.
+
+    What `dataclasses.replace` makes of it is plain `CohortUpdates`.
+
+    Args:
+        like: Has everything but the updates.
+    """
+
+    def __new__(cls, *given: Any, **named: Any) -> CohortUpdates:  # type: ignore[misc]
+        """Make one; but for `dataclasses.replace`, which gives names, the plain kind."""
+        return CohortUpdates(**named) if named else super().__new__(cls)
+
+    def __init__(self, like: CohortUpdates) -> None:
+        self.__dict__.update(like.besides())  # the base class is frozen
 
 
 def rows_of(parts: Sequence[tuple[Sequence[str], Tensor]], client_ids: Sequence[str]) -> Tensor:

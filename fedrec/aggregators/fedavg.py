@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedrec._checks import check_bool
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.aggregation.means import weighted_mean
+from fedrec.functional.aggregation.means import shares, weighted_mean
 from fedrec.types import RoundContext
 
 __all__ = ["FedAvg"]
@@ -51,8 +51,7 @@ class FedAvg(Aggregator):
         """Every client's share."""
         if not self.weighted:
             client_weights = torch.ones_like(client_weights)
-        wide = client_weights.cpu().double()
-        return (wide / wide.sum()).to(client_weights)
+        return shares(client_weights, client_weights)
 
     needs = "sums"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -78,8 +77,8 @@ class ShardedUpdates(CohortUpdates):
             return sent
         place = {c: i for i, c in enumerate(sent.client_ids)}
         rows = [place[c] for c in sharding.in_order(sharding.owned(sent.client_ids))]
-        known = {f.name: getattr(sent, f.name) for f in fields(sent) if f.name != "updates"}
-        made = cls(part=sent.updates[rows], sharding=sharding, ranks=ranks, **known)
+        part = sent.updates[rows]
+        made = cls(part=part, sharding=sharding, ranks=ranks, **sent.besides())
         made.__dict__["updates"] = sent.updates  # nobody has to gather them
         return made
 

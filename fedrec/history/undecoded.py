@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +11,13 @@ from torch import Tensor
 
 from fedrec.history.codecs.int8 import MOST, expand
 from fedrec.history.codecs.rows import map_rows
-from fedrec.types import CohortUpdates
+from fedrec.types import CohortUpdates, LazyUpdates
 
 __all__ = ["UndecodedUpdates"]
 
 
-class UndecodedUpdates(CohortUpdates):
+class UndecodedUpdates(LazyUpdates):
     """Updates that are whole numbers times a step for each block, see `Int8Codec`.
-
-    What `dataclasses.replace` makes of it is plain `CohortUpdates`.
 
     Args:
         codes: Whole numbers, shape $(m, d)$.
@@ -30,15 +25,11 @@ class UndecodedUpdates(CohortUpdates):
         like: Has everything but the updates.
     """
 
-    def __new__(cls, *given: Any, **named: Any) -> CohortUpdates:  # type: ignore[misc]
-        """Make one; but for `dataclasses.replace`, which gives names, the plain kind."""
-        return CohortUpdates(**named) if named else super().__new__(cls)
-
     def __init__(
         self, codes: NDArray[np.int8], steps: NDArray[np.float32], like: CohortUpdates
     ) -> None:
-        known = {f.name: getattr(like, f.name) for f in fields(like) if f.name != "updates"}
-        self.__dict__.update(known, codes=codes, steps=steps)  # the base class is frozen
+        super().__init__(like)
+        self.__dict__.update(codes=codes, steps=steps)
 
     codes: NDArray[np.int8]
     steps: NDArray[np.float32]
@@ -64,9 +55,3 @@ class UndecodedUpdates(CohortUpdates):
     def to(self, device: torch.device) -> CohortUpdates:
         """Return the updates on a device; the object itself if that is the CPU."""
         return self if device.type == "cpu" else super().to(device)
-
-    def select(self, client_ids: Sequence[str]) -> CohortUpdates:
-        """Return the updates of some clients, in the given order, with all refusals."""
-        if tuple(client_ids) == self.client_ids:
-            return self
-        return super().select(client_ids)

@@ -19,7 +19,7 @@ from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.objective import LocalWork
-from fedrec.component import Component
+from fedrec.component import Component, goes_with
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
@@ -452,12 +452,7 @@ def _fresh(component: T) -> T:
 
 def _is_of_aggregate(aggregator: Aggregator, name: str) -> bool:
     """Whether what a rule says of itself goes for its `aggregate`, which no subclass replaced."""
-    order = type(aggregator).__mro__
-    said, *methods = (
-        next(k for k, c in enumerate(order) if attribute in vars(c))
-        for attribute in (name, "aggregate", "__call__")
-    )
-    return said <= min(methods)
+    return goes_with(aggregator, name, "aggregate", "__call__")
 
 
 def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:

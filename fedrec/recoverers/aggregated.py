@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
-from fedrec.types import CohortUpdates
+from fedrec.types import CohortUpdates, LazyUpdates
 
 __all__ = ["AggregatedUpdates"]
 
 
-class AggregatedUpdates(CohortUpdates):
+class AggregatedUpdates(LazyUpdates):
     """Updates of which the aggregation rule has seen every column, and that were not kept.
 
-    `updates` computes them again when it is first asked for. What `dataclasses.replace` makes of it
-    is plain `CohortUpdates`.
+    `updates` computes them again when it is first asked for.
 
     Args:
         aggregate: What the rule makes of them, shape $(d,)$.
@@ -26,16 +23,11 @@ class AggregatedUpdates(CohortUpdates):
         like: Has everything else.
     """
 
-    def __new__(cls, *given: Any, **named: Any) -> CohortUpdates:  # type: ignore[misc]
-        """Make one; but for `dataclasses.replace`, which gives names, the plain kind."""
-        return CohortUpdates(**named) if named else super().__new__(cls)
-
     def __init__(
         self, aggregate: Tensor, compute: Callable[[], Tensor], like: CohortUpdates
     ) -> None:
-        known = {f.name: getattr(like, f.name) for f in fields(like) if f.name != "updates"}
-        # The base class is frozen.
-        self.__dict__.update(known, aggregate=aggregate, _compute=compute)
+        super().__init__(like)
+        self.__dict__.update(aggregate=aggregate, _compute=compute)
 
     aggregate: Tensor
 

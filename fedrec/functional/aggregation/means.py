@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 
-__all__ = ["mean_of_rows", "weighted_mean"]
+__all__ = ["mean_of_rows", "shares", "weighted_mean"]
 
 
 def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -29,8 +29,7 @@ def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     if weights is None:
         weights = torch.ones(len(updates), dtype=torch.float64)
-    weights = weights.cpu().double()
-    factors = (weights / weights.sum()).to(updates)
+    factors = shares(weights, updates)
     if updates.dtype != torch.float32 or updates.requires_grad:
         return factors @ updates
     if choose_kernel(updates.device, *updates.shape) != "numba":
@@ -41,6 +40,12 @@ def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
     rows = updates.contiguous().numpy()
     _numba_sums.weighted_sum(rows, factors.numpy(), mean.numpy(), torch.get_num_threads())
     return mean
+
+
+def shares(weights: Tensor, like: Tensor) -> Tensor:
+    """Return weights divided by their sum in float64, with the dtype and device of a tensor."""
+    weights = weights.cpu().double()
+    return (weights / weights.sum()).to(like)
 
 
 def mean_of_rows(updates: Tensor, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrec.aggregators.base import ColumnRule
+from fedrec.component import goes_with
 from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.recoverers.estimators.base import Estimator
 from fedrec.types import CohortUpdates, RoundRecord
@@ -104,12 +105,7 @@ class CohortEstimator:
         if None not in self._own:
             return None
         estimator = self._own[None]
-        order = type(estimator).__mro__
-        one, other = (
-            next(i for i, c in enumerate(order) if name in vars(c))
-            for name in ("aggregate", "estimate")
-        )
-        if one > other:  # of estimates that a subclass has changed since, it knows nothing
+        if not goes_with(estimator, "aggregate", "estimate"):
             return None
         found = estimator.aggregate(record, global_weights, rule)
         if found is None:
