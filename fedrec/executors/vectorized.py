@@ -84,12 +84,12 @@ class VectorizedExecutor(Executor):
     in bfloat16), any by more than 1e-2, or what they log does. (Rounding may tip over a ReLU that
     is nearly at zero, which is why a single client may differ more.)
 
-    What could change later is watched in every round, and in every round the update of one client,
-    drawn by seed from those that are computed with others, is computed sequentially as well. The
-    optimiser, the clients' settings and their data are those of the round. Where a path is refused
-    in a later round, or an update differs, the round is computed again sequentially, and so are all
-    that follow. A warning says so once, and `RunResult.execution`, the round records of the history
-    and the results keep it as `departure`.
+    What could change later is watched in every round, and in every round that asks several clients
+    the update of one of them, drawn by seed from those that are computed with others, is computed
+    sequentially as well. The optimiser, the clients' settings and their data are those of the
+    round. Where a path is refused in a later round, or an update differs, the round is computed
+    again sequentially, and so are all that follow. A warning says so once, and
+    `RunResult.execution`, the round records of the history and the results keep it as `departure`.
 
     Args:
         path: `"auto"` for the rule, or one of the paths, to take it unless it is refused.
@@ -244,7 +244,7 @@ class VectorizedExecutor(Executor):
         ctx: RoundContext,
     ) -> dict[str, Any] | None:
         """Compute some clients' updates sequentially, too; return how they differ, or `None`."""
-        if self.audit == 0:
+        if self.audit == 0 or len(clients) == 1:  # nobody else's samples are there
             return None
         generator = reused_generator(ctx.seed, "audit", ctx.round)
         rows = generator.permutation(len(clients)).tolist()

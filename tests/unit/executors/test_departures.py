@@ -16,6 +16,7 @@ from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FedAvg
 from fedrec.exceptions import FedrecWarning
 from fedrec.executors import VectorizedExecutor
+from fedrec.federation import ClientSampler
 from fedrec.history import LMDBHistory, MemoryHistory, export_history, forget, import_history
 from fedrec.recoverers import TrainFromScratch
 
@@ -147,10 +148,13 @@ def federation(kind, module=Changing, sizes=(12, 12, 12, 12), **local):
     return Federation(clients, module)
 
 
-def record(kind, executor, history=None, max_rounds=8, resume=False, seed=0, **made):
+def record(
+    kind, executor, history=None, max_rounds=8, resume=False, seed=0, sampler=None, **made
+):
     loop = FederatedLoop(executor=executor, logger=False, enable_progress_bar=False, seed=seed)
     history = MemoryHistory() if history is None else history
     arguments = {"max_rounds": max_rounds, "server_lr": 0.1, "resume": resume}
+    arguments["sampler"] = sampler
     return loop.record(federation(kind, **made), FedAvg(), history, **arguments), history, loop
 
 
@@ -297,6 +301,22 @@ def test_an_audited_difference_makes_the_run_sequential():
     assert departure == {"round": CHANGE, "client": "c2", "reason": reason}
     slow, _, _ = record("plain", "sequential")
     assert torch.allclose(result.global_weights, slow.global_weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_client_that_is_asked_alone_is_computed_once():
+    """With nobody beside it, it cannot be mistaken for a part of others."""
+
+    class Counts(VectorizedExecutor):
+        audited = 0
+
+        def _difference(self, *args):
+            self.audited += 1
+            return super()._difference(*args)
+
+    alone, all_of_them = Counts(), Counts()
+    record("plain", alone, sampler=ClientSampler(num_clients=1))
+    record("plain", all_of_them)
+    assert (alone.audited, all_of_them.audited) == (0, 8)
 
 
 @pytest.mark.parametrize("seed", range(3))
