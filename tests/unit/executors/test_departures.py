@@ -148,9 +148,7 @@ def federation(kind, module=Changing, sizes=(12, 12, 12, 12), **local):
     return Federation(clients, module)
 
 
-def record(
-    kind, executor, history=None, max_rounds=8, resume=False, seed=0, sampler=None, **made
-):
+def record(kind, executor, history=None, max_rounds=8, resume=False, seed=0, sampler=None, **made):
     loop = FederatedLoop(executor=executor, logger=False, enable_progress_bar=False, seed=seed)
     history = MemoryHistory() if history is None else history
     arguments = {"max_rounds": max_rounds, "server_lr": 0.1, "resume": resume}
