@@ -11,6 +11,9 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # indexes, the docs theme's about the future of mkdocs.
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt
 export NO_MKDOCS_2_WARNING := 1
+EXTRAS := dev,docs
+# Which tests `make test` runs, as pytest's -m has it.
+MARK := not slow and not live
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart flower-demo test lint types tests docs docs-test slow live optional clean
@@ -48,10 +51,10 @@ types: $(INSTALLED)
 
 # Two processes: most tests use one core, and each process imports torch once.
 tests: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not live"
+	$(BIN)/pytest -n 2 --dist worksteal -m "$(MARK)"
 
-slow: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist worksteal -m slow
+slow: MARK := slow
+slow: tests
 
 # One after the other: each starts a dozen processes, whose answers have time limits.
 live: $(INSTALLED)
@@ -67,8 +70,9 @@ docs-test:
 	@$(MAKE) --no-print-directory -C build/docs-test $(INSTALLED)
 	@build/docs-test/$(BIN)/python build/docs-test/tests/docs/run_commands.py docs-test.log
 
+optional: EXTRAS := $(EXTRAS),flower,loggers
 optional: $(INSTALLED)
-	@$(PIP) -e '.[flower,loggers]'
+	@$(PIP) -e '.[$(EXTRAS)]'
 
 clean:
 	rm -rf .venv site build dist .mypy_cache .pytest_cache .ruff_cache
@@ -79,5 +83,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Setting up .venv (once, a few minutes) ..."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(PIP) $(TORCH)
-	@$(PIP) -e '.[dev,docs]'
+	@$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@
