@@ -42,6 +42,8 @@ _TIPPED = 1e-2
 _ROUNDED = 2.0**-22
 _TIMES_ROUNDED = 16
 _NUM_DOUBTED = 8
+# Updates to every audited one, in rounds that do not ask all clients.
+_PER_AUDIT = 20
 
 
 class VectorizedExecutor(Executor):
@@ -84,11 +86,12 @@ class VectorizedExecutor(Executor):
     in bfloat16), any by more than 1e-2, or what they log does. (Rounding may tip over a ReLU that
     is nearly at zero, which is why a single client may differ more.)
 
-    What could change later is watched in every round, and in every round that asks several clients
-    the update of one of them, drawn by seed from those that are computed with others, is computed
-    sequentially as well. The optimiser, the clients' settings and their data are those of the
-    round. Where a path is refused in a later round, or an update differs, the round is computed
-    again sequentially, and so are all that follow. A warning says so once, and
+    What could change later is watched in every round. In every round that asks all clients or 20,
+    the update of one, drawn by seed from those that are computed with others, is computed
+    sequentially as well; a round that asks $m$ is drawn with probability $m / 20$, and a client
+    that is asked alone is computed once. The optimiser, the clients' settings and their data are
+    those of the round. Where a path is refused in a later round, or an update differs, the round is
+    computed again sequentially, and so are all that follow. A warning says so once, and
     `RunResult.execution`, the round records of the history and the results keep it as `departure`.
 
     Args:
@@ -124,6 +127,7 @@ class VectorizedExecutor(Executor):
         self._sequential = SequentialExecutor()
         self._data: ClientData | None = None
         self._choices: dict[bool, Choice] = {}
+        self._num_clients = 0
 
     def __repr__(self) -> str:
         return (
@@ -136,6 +140,7 @@ class VectorizedExecutor(Executor):
     ) -> dict[str, Any]:
         """Choose the path by the rule in the class description."""
         self._data, self._choices, self.departure = None, {}, None
+        self._num_clients = len(clients)
         lightning = [c for c in clients if isinstance(c, LightningClient)]
         reason = _why_sequential(clients)
         if reason is None and self.path != "sequential":
@@ -247,6 +252,8 @@ class VectorizedExecutor(Executor):
         if self.audit == 0 or len(clients) == 1:  # nobody else's samples are there
             return None
         generator = reused_generator(ctx.seed, "audit", ctx.round)
+        if len(clients) < self._num_clients and generator.random() >= len(clients) / _PER_AUDIT:
+            return None
         rows = generator.permutation(len(clients)).tolist()
         # What is computed by itself cannot be mistaken for a part of the others.
         sizes = [_batch_size(client) for client in clients]
