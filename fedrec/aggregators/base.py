@@ -92,10 +92,10 @@ class Aggregator(Component, ABC):
     needs_client_ids: bool = False
 
     #: What of updates that are spread over several processes the rule needs at once: `"rows"`, all
-    #: of them; `"columns"`, all rows of a block of columns, for a rule that treats every column
-    #: alike and alone; `"sums"`, sums of rows times their `coefficients`; `"gram"`, the inner
-    #: products of all rows, then sums of rows times their `gram_coefficients`. A subclass that
-    #: changes `aggregate` and not this attribute needs rows.
+    #: of them; `"columns"`, all rows of a block of columns at a time, for a rule that treats every
+    #: column alike and alone, and remembers nothing; `"sums"`, sums of rows times their
+    #: `coefficients`; `"gram"`, the inner products of all rows, then sums of rows times their
+    #: `gram_coefficients`. A subclass that changes `aggregate` and not this attribute needs rows.
     needs: str = "rows"
 
     @property
@@ -163,11 +163,22 @@ class Aggregator(Component, ABC):
         """
         return None
 
+    def gram_center(self, columns: Tensor) -> Tensor | None:
+        """Return what is subtracted from every row before inner products, with `needs = "gram"`.
+
+        Args:
+            columns: Some columns of the updates, shape $(m, c)$, with the clients in any order.
+
+        Returns:
+            Shape $(c,)$, of every column by itself; `None`, the default, for nothing.
+        """
+        return None
+
     def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
         """Return what each row is multiplied with, for a rule with `needs = "gram"`.
 
         Args:
-            gram: Inner products of every two rows, shape $(m, m)$, see
+            gram: Inner products of every two rows less `gram_center`, shape $(m, m)$, see
                 `fedrec.functional.gram_matrix`.
             client_weights: Shape $(m,)$, non-negative, with a positive sum.
 
