@@ -32,7 +32,7 @@ class AggregationContext(RoundContext):
             model with these weights says to them, for a rule that asks for it with `needs_outputs`;
             else `None`.
         checked: Updates that were found finite when they arrived, shape $(m, d)$: a rule that is
-            called with these does not look again.
+            called with these, and with the clients' shares, does not look again.
     """
 
     server_update: Tensor | None = None
@@ -249,10 +249,10 @@ class Aggregator(Component, ABC):
             )
         if not updates.is_floating_point():
             raise ShapeError(f"Expected `updates` to be floating point, but got {updates.dtype}.")
-        if client_weights is not None:
-            self._check_weights(client_weights, updates.shape[0])
         is_known = isinstance(ctx, AggregationContext) and ctx.checked is updates
-        if not is_known:
+        if not is_known:  # looking at values makes the processor wait for a GPU
+            if client_weights is not None:
+                self._check_weights(client_weights, updates.shape[0])
             self.require_finite(updates, range(len(updates)) if ctx is None else ctx.client_ids)
         self.check_cohort(updates.shape[0])
         version = _version(updates)
@@ -300,8 +300,9 @@ class Aggregator(Component, ABC):
                 f"Expected `client_weights` to have shape ({num_clients},), "
                 f"but got {tuple(client_weights.shape)}."
             )
-        total = float(client_weights.sum())
-        if not (bool((client_weights >= 0).all()) and 0 < total < float("inf")):
+        total = client_weights.sum()
+        usable = (client_weights >= 0).all() & (total > 0) & (total < float("inf"))
+        if not bool(usable):
             raise AggregationError(
                 "Expected `client_weights` to be non-negative with a positive finite sum, "
                 f"but got {client_weights.tolist()}."
