@@ -17,6 +17,9 @@ from fedrec.types import ClientCost, CohortUpdates, rows_of
 
 __all__ = ["ShardedUpdates", "gram_of"]
 
+# Of some columns of all rows, shape (m, c), what is subtracted from them, shape (c,), or `None`.
+Center = Callable[[Tensor], Tensor | None]
+
 # Columns of a shard, below which rows are as quickly sent, and kernels differ.
 _FEWEST_COLUMNS = 256
 
@@ -161,7 +164,7 @@ class ShardedUpdates(CohortUpdates):
         """Whether rows are as quickly sent as columns."""
         return self.part.shape[1] < _FEWEST_COLUMNS * self.sharding.num_shards
 
-    def gram(self, center: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def gram(self, center: Center | None = None) -> Tensor:
         """Return the inner products of every two rows; see `fedrec.functional.gram_matrix`.
 
         Each rank computes what its blocks of columns add, and all are added up in one order.
@@ -297,7 +300,7 @@ class ShardedUpdates(CohortUpdates):
         return ShardedUpdates(**{**kept, **changes})
 
 
-def gram_of(sent: CohortUpdates, center: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def gram_of(sent: CohortUpdates, center: Center | None = None) -> Tensor:
     """Return the inner products of every two rows, whichever processes have them.
 
     Args:

@@ -19,7 +19,17 @@ from typing import Any
 import torch
 
 from fedrec import FederatedLoop, Federation, LightningClient
-from fedrec.aggregators import RLR, FedAvg, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+from fedrec.aggregators import (
+    CAF,
+    RLR,
+    FedAvg,
+    FedAvgM,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
 from fedrec.attacks import ALIE, GaussianNoise, SignFlip, TrimAttack
 from fedrec.data import Digits
 from fedrec.detectors import CrossRoundConsistency, FLDetector, NormOutlier
@@ -136,6 +146,9 @@ def main(devices: int, folder: Path) -> None:
         FedAvg(),
         Krum(num_byzantine=1),
         MultiKrum(num_byzantine=1),
+        CAF(num_byzantine=1),
+        FedAvgM(GeometricMedian()),
+        RLR(FedAvg(), threshold=0.5),
     ):
         result = loop.recover(
             federation(), whole, HistoricalOnly(), ["client-0", "client-9"], aggregator=rule

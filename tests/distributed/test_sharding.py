@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 import torch
 
-from fedrec.aggregators import FedAvg, Median
+from fedrec.aggregators import RLR, Bucketing, FedAvg, FedAvgM, Krum, Median
+from fedrec.aggregators.wrapper import needs_of
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates, gram_of
 from fedrec.exceptions import ConfigurationError
 from fedrec.functional import coordinate_median
 from fedrec.loop import FederatedLoop
-from fedrec.loop.round import _is_of_aggregate
 from fedrec.types import CohortUpdates
 
 CLIENTS = tuple(f"client-{i}" for i in range(10))
@@ -126,7 +126,7 @@ def test_what_is_replaced_in_sharded_updates_is_plain():
     assert torch.equal(refusing.updates, rows[1:])
 
 
-def test_a_subclass_that_changes_aggregate_needs_rows():
+def test_what_a_rule_needs_goes_for_its_own_aggregate_and_for_the_rule_in_it():
     class Own(Median):
         def aggregate(self, updates, client_weights=None, ctx=None):
             return updates.norm(dim=1).mean() * updates.mean(dim=0)
@@ -134,9 +134,27 @@ def test_a_subclass_that_changes_aggregate_needs_rows():
     class Said(Own):
         needs = "columns"
 
-    assert [_is_of_aggregate(rule, "needs") for rule in (Median(), Own(), Said(), FedAvg())] == [
-        True, False, True, True,
-    ]  # fmt: skip
+    class Longest(FedAvgM):
+        def aggregate(self, updates, client_weights=None, ctx=None):
+            return updates[updates.norm(dim=1).argmax()]
+
+    krum = Krum(num_byzantine=1)
+    needs = {
+        Median(): "columns",
+        Own(): "rows",
+        Said(): "columns",
+        FedAvg(): "sums",
+        FedAvgM(FedAvg()): "sums",
+        FedAvgM(FedAvgM(krum)): "gram",
+        FedAvgM(Own()): "rows",
+        Longest(FedAvg()): "rows",
+        RLR(FedAvg(), threshold=2): "columns",
+        RLR(Median(), threshold=2): "columns",
+        RLR(krum, threshold=2): "rows",
+        RLR(FedAvgM(FedAvg()), threshold=2): "rows",  # it has a memory of all columns
+        Bucketing(Median()): "rows",
+    }
+    assert [needs_of(rule) for rule in needs] == list(needs.values())
 
 
 @pytest.mark.parametrize(
