@@ -197,7 +197,7 @@ class CohortUpdates:
         if not reasons:
             return self
         kept = self.select([c for c in self.client_ids if c not in reasons])
-        return replace(kept, refused={**self.refused, **reasons})
+        return kept.with_besides(refused={**self.refused, **reasons})
 
     def select(self, client_ids: Sequence[str]) -> CohortUpdates:
         """Return the updates of some clients, in the given order, with all refusals.
@@ -250,9 +250,26 @@ class CohortUpdates:
         """Return the same with other updates.
 
         Args:
-            rows: For each of `shards()` the updates of its clients, shape $(k, d)$.
+            rows: For each of `shards()` the updates of its clients, shape $(k, d)$; or all of
+                `in_process()`, one tensor.
         """
         return replace(self, updates=rows[0])
+
+    def with_besides(self, **changes: Any) -> CohortUpdates:
+        """Return the same updates with something else known besides them.
+
+        Args:
+            **changes: Other values of `refused`, `metrics`, `buffers` or `costs`.
+        """
+        return replace(self, **changes)
+
+    def narrowed(self, columns: Tensor) -> CohortUpdates:
+        """Return some columns of the updates.
+
+        Args:
+            columns: Their numbers, shape $(c,)$.
+        """
+        return replace(self, updates=self.updates[:, columns.to(self.updates.device)])
 
     def gathered(self, values: Sequence[Tensor]) -> Tensor:
         """Return what is known of each client, in the order of `client_ids`, in all processes.
@@ -261,6 +278,32 @@ class CohortUpdates:
             values: For each of `shards()` one small row a client, shape $(k, ...)$, on the CPU.
         """
         return values[0]
+
+    def measured(self, measure: Callable[..., Tensor], *others: CohortUpdates) -> Tensor:
+        """Return what is measured of each client's update by itself, in all processes.
+
+        Args:
+            measure: Called with some of these updates, and the same clients' updates in `others`,
+                it returns one small row a client, shape $(k, ...)$.
+            others: Updates of the same clients, in the same order.
+
+        Returns:
+            Shape $(m, ...)$, in the order of `client_ids`, on the CPU.
+        """
+        groups = zip(*(sent.shards().values() for sent in (self, *others)), strict=True)
+        return self.gathered([measure(*group).cpu() for group in groups])
+
+    def by_columns(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what a function makes of every column by itself, in all processes.
+
+        Args:
+            function: Called with some columns of all updates, shape $(m, c)$, with the clients in
+                any order, it returns shape $(c,)$.
+
+        Returns:
+            Shape $(d,)$.
+        """
+        return function(self.updates)
 
 
 class LazyUpdates(CohortUpdates):

@@ -30,7 +30,7 @@ from fedrec.aggregators.rlr import RLR
 from fedrec.aggregators.server_optimizer import ServerOptimizer
 from fedrec.aggregators.signguard import SignGuard
 from fedrec.aggregators.trimmed_mean import TrimmedMean
-from fedrec.aggregators.wrapper import RuleWrapper
+from fedrec.aggregators.wrapper import RuleWrapper, ServerStep
 
 __all__ = [
     "ARC",
@@ -64,6 +64,7 @@ __all__ = [
     "NormClipping",
     "RuleWrapper",
     "ServerOptimizer",
+    "ServerStep",
     "SignGuard",
     "TrimmedMean",
 ]

@@ -32,7 +32,7 @@ class AggregationContext(RoundContext):
             model with these weights says to them, for a rule that asks for it with `needs_outputs`;
             else `None`.
         checked: Updates that were found finite when they arrived, shape $(m, d)$: a rule that is
-            called with these does not look again.
+            called with these, and with the clients' shares, does not look again.
     """
 
     server_update: Tensor | None = None
@@ -92,10 +92,10 @@ class Aggregator(Component, ABC):
     needs_client_ids: bool = False
 
     #: What of updates that are spread over several processes the rule needs at once: `"rows"`, all
-    #: of them; `"columns"`, all rows of a block of columns, for a rule that treats every column
-    #: alike and alone; `"sums"`, sums of rows times their `coefficients`; `"gram"`, the inner
-    #: products of all rows, then sums of rows times their `gram_coefficients`. A subclass that
-    #: changes `aggregate` and not this attribute needs rows.
+    #: of them; `"columns"`, all rows of a block of columns at a time, for a rule that treats every
+    #: column alike and alone, and remembers nothing; `"sums"`, sums of rows times their
+    #: `coefficients`; `"gram"`, the inner products of all rows, then sums of rows times their
+    #: `gram_coefficients`. A subclass that changes `aggregate` and not this attribute needs rows.
     needs: str = "rows"
 
     @property
@@ -163,11 +163,22 @@ class Aggregator(Component, ABC):
         """
         return None
 
+    def gram_center(self, columns: Tensor) -> Tensor | None:
+        """Return what is subtracted from every row before inner products, with `needs = "gram"`.
+
+        Args:
+            columns: Some columns of the updates, shape $(m, c)$, with the clients in any order.
+
+        Returns:
+            Shape $(c,)$, of every column by itself; `None`, the default, for nothing.
+        """
+        return None
+
     def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
         """Return what each row is multiplied with, for a rule with `needs = "gram"`.
 
         Args:
-            gram: Inner products of every two rows, shape $(m, m)$, see
+            gram: Inner products of every two rows less `gram_center`, shape $(m, m)$, see
                 `fedrec.functional.gram_matrix`.
             client_weights: Shape $(m,)$, non-negative, with a positive sum.
 
@@ -238,10 +249,10 @@ class Aggregator(Component, ABC):
             )
         if not updates.is_floating_point():
             raise ShapeError(f"Expected `updates` to be floating point, but got {updates.dtype}.")
-        if client_weights is not None:
-            self._check_weights(client_weights, updates.shape[0])
         is_known = isinstance(ctx, AggregationContext) and ctx.checked is updates
-        if not is_known:
+        if not is_known:  # looking at values makes the processor wait for a GPU
+            if client_weights is not None:
+                self._check_weights(client_weights, updates.shape[0])
             self.require_finite(updates, range(len(updates)) if ctx is None else ctx.client_ids)
         self.check_cohort(updates.shape[0])
         version = _version(updates)
@@ -289,8 +300,9 @@ class Aggregator(Component, ABC):
                 f"Expected `client_weights` to have shape ({num_clients},), "
                 f"but got {tuple(client_weights.shape)}."
             )
-        total = float(client_weights.sum())
-        if not (bool((client_weights >= 0).all()) and 0 < total < float("inf")):
+        total = client_weights.sum()
+        usable = (client_weights >= 0).all() & (total > 0) & (total < float("inf"))
+        if not bool(usable):
             raise AggregationError(
                 "Expected `client_weights` to be non-negative with a positive finite sum, "
                 f"but got {client_weights.tolist()}."

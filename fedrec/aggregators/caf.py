@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedrec.aggregators.byzantine import ByzantineAggregator
-from fedrec.functional.aggregation.spectral import covariance_bound_agnostic_filter
+from fedrec.functional.aggregation.order_statistics import coordinate_median
+from fedrec.functional.aggregation.spectral import caf_shares, covariance_bound_agnostic_filter
 from fedrec.types import RoundContext
 
 __all__ = ["CAF"]
@@ -49,6 +50,7 @@ class CAF(ByzantineAggregator):
     """
 
     bound = (2, 1)
+    needs = "gram"
 
     def aggregate(
         self,
@@ -58,3 +60,11 @@ class CAF(ByzantineAggregator):
     ) -> Tensor:
         """Average with the filter's weights."""
         return covariance_bound_agnostic_filter(updates, self.count(len(updates)))
+
+    def gram_center(self, columns: Tensor) -> Tensor:
+        """Return the coordinate-wise median, a point in the middle."""
+        return coordinate_median(columns)
+
+    def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
+        """Return the filter's weights."""
+        return caf_shares(gram.cpu().double(), self.count(len(gram)))

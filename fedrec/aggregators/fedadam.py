@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
-from fedrec.aggregators.wrapper import RuleWrapper
+from fedrec.aggregators.wrapper import ServerStep
 from fedrec.functional.aggregation.server_optimizers import adaptive_server_step
 from fedrec.functional.kernels._columns import wide_dtype
 from fedrec.types import RoundContext
@@ -17,7 +17,7 @@ from fedrec.types import RoundContext
 __all__ = ["FedAdam"]
 
 
-class FedAdam(RuleWrapper):
+class FedAdam(ServerStep):
     r"""The server's Adam on what a rule returns, as in the paper: without bias correction.
 
     $$m \leftarrow \beta_1 m + (1 - \beta_1) A, \qquad
@@ -65,14 +65,8 @@ class FedAdam(RuleWrapper):
         self._momentum: Tensor | None = None
         self._variance: Tensor | None = None
 
-    def aggregate(
-        self,
-        updates: Tensor,
-        client_weights: Tensor | None = None,
-        ctx: RoundContext | None = None,
-    ) -> Tensor:
+    def step(self, aggregate: Tensor, ctx: RoundContext | None = None) -> Tensor:
         """Return the step that the aggregate leads to."""
-        aggregate = self.rule(updates, client_weights, ctx)
         momentum, variance = self._momentum, self._variance
         if momentum is None or variance is None:
             momentum = torch.zeros_like(aggregate)

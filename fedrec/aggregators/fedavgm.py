@@ -8,13 +8,13 @@ from torch import Tensor
 
 from fedrec._checks import check_float
 from fedrec.aggregators.base import Aggregator
-from fedrec.aggregators.wrapper import RuleWrapper
+from fedrec.aggregators.wrapper import ServerStep
 from fedrec.types import RoundContext
 
 __all__ = ["FedAvgM"]
 
 
-class FedAvgM(RuleWrapper):
+class FedAvgM(ServerStep):
     r"""Server momentum on what a rule returns.
 
     $$v \leftarrow \beta v + A, \qquad w \leftarrow w - \eta v$$
@@ -51,16 +51,11 @@ class FedAvgM(RuleWrapper):
         self.momentum = check_float("momentum", momentum, minimum=0, maximum=1, open_maximum=True)
         self._velocity: Tensor | None = None
 
-    def aggregate(
-        self,
-        updates: Tensor,
-        client_weights: Tensor | None = None,
-        ctx: RoundContext | None = None,
-    ) -> Tensor:
+    def step(self, aggregate: Tensor, ctx: RoundContext | None = None) -> Tensor:
         """Add the aggregate to the decayed sum of those before."""
-        velocity = self.rule(updates, client_weights, ctx)
+        velocity = aggregate
         if self._velocity is not None:
-            velocity = velocity + self.momentum * self._velocity.to(updates)
+            velocity = velocity + self.momentum * self._velocity.to(aggregate)
         self._velocity = velocity
         return velocity.clone()
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from fedrec._checks import check_bool, check_float, check_int
 from fedrec.aggregators.base import Aggregator
-from fedrec.functional.aggregation.geometric_median import geometric_median
+from fedrec.functional.aggregation.geometric_median import geometric_median, median_shares
+from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.types import RoundContext
 
 __all__ = ["GeometricMedian"]
@@ -47,6 +48,8 @@ class GeometricMedian(Aggregator):
         tensor([0.5000, 0.5000])
     """
 
+    needs = "gram"
+
     def __init__(
         self,
         *,
@@ -69,6 +72,20 @@ class GeometricMedian(Aggregator):
         """Find the geometric median."""
         return geometric_median(
             updates,
+            client_weights if self.weighted else None,
+            smoothing=self.smoothing,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+        )
+
+    def gram_center(self, columns: Tensor) -> Tensor:
+        """Return the coordinate-wise median, a point in the middle."""
+        return coordinate_median(columns)
+
+    def gram_coefficients(self, gram: Tensor, client_weights: Tensor) -> Tensor:
+        """Return the shares of Weiszfeld's algorithm."""
+        return median_shares(
+            gram,
             client_weights if self.weighted else None,
             smoothing=self.smoothing,
             tolerance=self.tolerance,

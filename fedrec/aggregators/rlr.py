@@ -50,6 +50,8 @@ class RLR(RuleWrapper):
         tensor([ 2., -2.])
     """
 
+    needs = "columns"
+
     def __init__(self, rule: Aggregator, *, threshold: int | float) -> None:
         super().__init__(rule)
         if is_fraction(threshold):

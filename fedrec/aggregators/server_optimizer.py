@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedrec._checks import check_choice
 from fedrec.aggregators.base import Aggregator
-from fedrec.aggregators.wrapper import RuleWrapper
+from fedrec.aggregators.wrapper import ServerStep
 from fedrec.exceptions import AggregationError, ConfigurationError, expected
 from fedrec.types import RoundContext
 
@@ -30,7 +30,7 @@ _OPTIMIZERS = (
 )
 
 
-class ServerOptimizer(RuleWrapper):
+class ServerOptimizer(ServerStep):
     r"""An optimiser of torch at the server, on what a rule returns.
 
     The aggregate of the wrapped rule is the gradient that the optimiser gets; what it subtracts
@@ -93,15 +93,10 @@ class ServerOptimizer(RuleWrapper):
         made: torch.optim.Optimizer = cls([parameter], lr=1.0, **(self.optimizer_args or {}))
         return made
 
-    def aggregate(
-        self,
-        updates: Tensor,
-        client_weights: Tensor | None = None,
-        ctx: RoundContext | None = None,
-    ) -> Tensor:
+    def step(self, aggregate: Tensor, ctx: RoundContext | None = None) -> Tensor:
         """Return what the optimiser subtracts for this aggregate."""
-        aggregate = self.rule(updates, client_weights, ctx).double()
-        parameter = torch.zeros_like(aggregate)
+        gradient = aggregate.double()
+        parameter = torch.zeros_like(gradient)
         optimizer = self._make(parameter)
         # Unless weights decay, a step is the same from everywhere, and at zero loses no digits.
         if optimizer.defaults["weight_decay"]:
@@ -118,10 +113,10 @@ class ServerOptimizer(RuleWrapper):
             for name, value in self._state.items()
             if value is not None
         )
-        parameter.grad = aggregate
+        parameter.grad = gradient
         optimizer.step()
         self._state = dict(optimizer.state[parameter])
-        return (before - parameter).to(updates.dtype)
+        return (before - parameter).to(aggregate.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the optimiser keeps, by its own names; and the wrapped rule's memory."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedrec.attacks.base import AttackContext
 from fedrec.random import torch_generator
 
-__all__ = ["counts", "generators", "reference", "replaced"]
+__all__ = ["counts", "generators", "reference", "replaced", "uniform_rows"]
 
 
 def reference(updates: Tensor, malicious: Tensor, full_knowledge: bool) -> Tensor:
@@ -52,3 +52,25 @@ def generators(malicious: Tensor, ctx: AttackContext) -> list[torch.Generator]:
         torch_generator(ctx.seed, ctx.purpose, ctx.round, ctx.client_ids[i])
         for i in malicious.nonzero().flatten().tolist()
     ]
+
+
+def uniform_rows(malicious: Tensor, ctx: AttackContext, width: int) -> Tensor:
+    """Draw numbers in [0, 1) for each malicious row, the same for a column whichever are shown.
+
+    Args:
+        malicious: Shape $(m,)$, bool, $f$ of them true.
+        ctx: The round; of its `columns`, if it has any, the draws are returned.
+        width: Number of columns, $c$.
+
+    Returns:
+        Shape $(f, c)$, on the CPU.
+    """
+    drawn = generators(malicious, ctx)
+    rows = torch.empty(len(drawn), width)
+    for row, generator in zip(rows, drawn, strict=True):
+        if ctx.columns is None:
+            row.uniform_(generator=generator)
+        else:
+            whole = torch.empty(ctx.global_weights.numel())
+            row.copy_(whole.uniform_(generator=generator)[ctx.columns])
+    return rows

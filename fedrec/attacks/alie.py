@@ -44,6 +44,7 @@ class ALIE(Attack):
     """
 
     colludes = True
+    by_columns = True
 
     def __init__(
         self, *, z: float | None = None, sign: int = -1, full_knowledge: bool = False

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedrec.aggregators.base import Aggregator
-from fedrec.component import Component
+from fedrec.component import Component, goes_with
 from fedrec.types import RoundContext
 
 __all__ = ["Attack", "AttackContext"]
@@ -28,6 +28,8 @@ class AttackContext(RoundContext):
         num_malicious_total: Malicious clients of the recording, the detected ones included.
         cohort_size: Clients asked in this round, those whose updates are not shown included.
         cohort_malicious: Malicious clients among them.
+        columns: Which columns of the updates an attack `by_columns` is shown, if not all;
+            vectors of shape $(d,)$ have all of them.
     """
 
     aggregator: Aggregator | None = None
@@ -37,6 +39,7 @@ class AttackContext(RoundContext):
     num_malicious_total: int = 0
     cohort_size: int = 0
     cohort_malicious: int = 0
+    columns: slice | None = None
 
 
 class Attack(Component):
@@ -66,6 +69,11 @@ class Attack(Component):
     #: is computed even where only one of them is asked.
     colludes: bool = False
 
+    #: Whether `craft` treats every column of the updates alike and alone, and remembers nothing.
+    #: Several processes then craft some columns each (`AttackContext.columns`), and none is sent
+    #: all updates. A subclass that changes `craft` and not this attribute is shown whole updates.
+    by_columns: bool = False
+
     #: Label a backdoor aims at; `None` for an untargeted attack.
     target_label: int | None = None
 
@@ -78,6 +86,11 @@ class Attack(Component):
     def crafts_updates(self) -> bool:
         """Whether malicious clients send something else than what they computed."""
         return type(self).craft is not Attack.craft
+
+    @property
+    def crafts_by_columns(self) -> bool:
+        """Whether some columns of the updates are enough for `craft`."""
+        return self.by_columns and goes_with(self, "by_columns", "craft") and not self.has_memory
 
     def reset(self, malicious: Sequence[str]) -> None:
         """Begin a recording or a recovery: forget everything. Does nothing by default.

@@ -41,6 +41,7 @@ class IPM(Attack):
     """
 
     full_knowledge = True
+    by_columns = True
 
     def __init__(self, *, epsilon: float = 0.5) -> None:
         self.epsilon = check_float("epsilon", epsilon, minimum=0.0, open_minimum=True)

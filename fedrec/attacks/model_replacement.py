@@ -46,6 +46,8 @@ class ModelReplacement(AttackWrapper):
         0
     """
 
+    by_columns = True
+
     def __init__(self, attack: Attack, *, local_lr: float | None = None) -> None:
         super().__init__(attack)
         if local_lr is not None:

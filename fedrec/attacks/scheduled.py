@@ -35,6 +35,8 @@ class Scheduled(AttackWrapper):
         [2, 5, 8]
     """
 
+    by_columns = True
+
     def __init__(
         self, attack: Attack, *, start: int = 0, stop: int | None = None, every: int = 1
     ) -> None:

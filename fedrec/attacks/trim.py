@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fedrec._checks import check_bool, check_float
-from fedrec.attacks._rows import generators
+from fedrec.attacks._rows import uniform_rows
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.functional.attack.trim import trim_attack, trim_attack_partial
 
@@ -47,6 +46,7 @@ class TrimAttack(Attack):
 
     full_knowledge = True
     colludes = True
+    by_columns = True
 
     def __init__(self, *, b_max: float = 2.0, full_knowledge: bool = True) -> None:
         self.b_max = check_float("b_max", b_max, minimum=1.0)
@@ -54,12 +54,9 @@ class TrimAttack(Attack):
 
     def craft(self, updates: Tensor, malicious: Tensor, ctx: AttackContext) -> Tensor:
         """Send values just beyond the benign extremes."""
-        drawn = generators(malicious, ctx)
-        if not drawn:
+        if not bool(malicious.any()):
             return updates
-        draws = torch.empty(len(drawn), updates.shape[1])
-        for row, generator in zip(draws, drawn, strict=True):
-            row.uniform_(generator=generator)
+        draws = uniform_rows(malicious, ctx, updates.shape[1])
         if self.full_knowledge:
             return trim_attack(updates, malicious, draws, self.b_max)
         crafted = updates.clone()

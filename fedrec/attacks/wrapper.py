@@ -18,7 +18,8 @@ __all__ = ["AttackWrapper"]
 class AttackWrapper(Attack, ABC):
     """An attack around another attack, with the data, trigger and knowledge of that attack.
 
-    Subclass it and write `craft`, which most often begins with `self.attack.craft(...)`.
+    Subclass it and write `craft`, which most often begins with `self.attack.craft(...)`. Say
+    `by_columns = True` if what it does besides treats every column alike and alone.
 
     Args:
         attack: The wrapped attack.
@@ -51,6 +52,11 @@ class AttackWrapper(Attack, ABC):
     def poisons_data(self) -> bool:
         """Whether the wrapped attack poisons data."""
         return self.attack.poisons_data
+
+    @property
+    def crafts_by_columns(self) -> bool:
+        """Whether some columns are enough for this attack and for the wrapped one."""
+        return super().crafts_by_columns and self.attack.crafts_by_columns
 
     def reset(self, malicious: Sequence[str]) -> None:
         """Reset the wrapped attack."""

@@ -157,10 +157,14 @@ def _repair(args: Options, progress: Progress) -> _Outcome:
 
     done = repair(args.target, progress=progress, master_key=_source(args))
     result = {**dataclasses.asdict(done), "damage": _as_dicts(list(done.damage))}
+    result["mended"] = _as_dicts(list(done.mended))
     result["backups"] = [str(path) for path in done.backups]
     if not done.damage:
         return result, "Nothing is damaged, and nothing was changed.", 0
     lines = ["Damaged:", *(f"  - {part}" for part in done.damage)]
+    lines += [
+        f"Taken from another shard: {part.part} in round {part.round}." for part in done.mended
+    ]
     lines += [f"Dropped the update of `{client_id}` in round {t}." for t, client_id in done.dropped]
     if done.rounds < done.rounds_before:
         of_all = f" in all {len(done.backups)} shards" if len(done.backups) > 1 else ""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedrec._checks import check_float, check_int
 from fedrec.detectors.scores import ScoreDetector
 from fedrec.functional.detection.two_means import two_means
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["Auror"]
 
@@ -82,19 +82,17 @@ class Auror(ScoreDetector):
         if m < 2 or record.round < self.start_round:
             return nothing
         if self._indicative is None:
-            self._look(record.updates)
+            self._look(record.sent)
             return nothing
         if len(self._indicative) == 0:
             return torch.zeros(m, dtype=torch.float64)
-        upper = two_means(record.updates[:, self._indicative])[2]
+        upper = two_means(record.sent.narrowed(self._indicative).updates)[2]
         size = upper.sum(dim=0)
         minority = torch.where(size * 2 < m, upper, ~upper & (size * 2 > m)) & (size > 0)
         return minority.double().mean(dim=1).cpu()
 
-    def _look(self, updates: Tensor) -> None:
-        distance, spread, _ = two_means(updates)
-        # Clusters without any spread are as far apart as can be, unless their centres are the same.
-        separation = torch.where(spread > 0, distance / spread, torch.where(distance > 0, 1e6, 0.0))
+    def _look(self, sent: CohortUpdates) -> None:
+        separation = sent.by_columns(_separations)
         if self._separation is None:
             self._separation = torch.zeros_like(separation)
         self._separation += separation
@@ -103,3 +101,10 @@ class Auror(ScoreDetector):
             mean = self._separation / self.find_rounds
             self._indicative = (mean >= self.alpha).nonzero()[:, 0]
             self._separation = None
+
+
+def _separations(updates: Tensor) -> Tensor:
+    """Return how far apart the two centres of each column are, in units of the spread."""
+    distance, spread, _ = two_means(updates)
+    # Clusters without any spread are as far apart as can be, unless their centres are the same.
+    return torch.where(spread > 0, distance / spread, torch.where(distance > 0, 1e6, 0.0))

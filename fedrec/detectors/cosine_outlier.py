@@ -48,4 +48,6 @@ class CosineOutlier(ScoreDetector):
 
     def score(self, record: RoundRecord) -> Tensor:
         """Standardise the cosine distances to the median."""
-        return modified_z_scores(1 - row_cosines(record.updates, coordinate_median(record.updates)))
+        median = record.sent.by_columns(coordinate_median)
+        cosines = record.sent.measured(lambda sent: row_cosines(sent.updates, median))
+        return modified_z_scores(1 - cosines)

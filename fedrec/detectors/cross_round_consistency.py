@@ -12,7 +12,7 @@ from fedrec.detectors._client_rows import ClientRows
 from fedrec.detectors.scores import ScoreDetector
 from fedrec.functional.consistency import row_cosines, sign_agreement
 from fedrec.functional.detection.outliers import modified_z_scores
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["CrossRoundConsistency"]
 
@@ -75,8 +75,12 @@ class CrossRoundConsistency(ScoreDetector):
 
     def score(self, record: RoundRecord) -> Tensor:
         """Compare every client with itself, then standardise."""
-        before, new = self._previous.read(record)
+        return modified_z_scores(record.sent.measured(self._change))
+
+    def _change(self, sent: CohortUpdates) -> Tensor:
+        """Return how much each client has changed since it took part last; NaN for new ones."""
+        before, new = self._previous.read(sent)
         measure = row_cosines if self.measure == "cosine" else sign_agreement
-        agreement = measure(before, record.updates).cpu().double()
-        self._previous.write(record, record.updates)
-        return modified_z_scores(torch.where(new, torch.nan, 1 - agreement))
+        agreement = measure(before, sent.updates).cpu().double()
+        self._previous.write(sent, sent.updates)
+        return torch.where(new, torch.nan, 1 - agreement)

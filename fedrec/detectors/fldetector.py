@@ -11,7 +11,11 @@ from torch import Tensor
 
 from fedrec._checks import check_float, check_int
 from fedrec.detectors.base import Detector
-from fedrec.functional.detection.fldetector import consistency_scores, gap_statistic, upper_cluster
+from fedrec.functional.detection.fldetector import (
+    gap_statistic,
+    measured_consistency,
+    upper_cluster,
+)
 from fedrec.functional.recovery.lbfgs import lbfgs_hvp
 from fedrec.types import Detection, RoundRecord
 
@@ -144,7 +148,12 @@ class FLDetector(Detector):
             previous = previous.select(clients)
         if record.client_ids != clients:
             record = record.select(clients)
-        scores = consistency_scores(previous.updates, record.updates, self._hvp(delta_w))
+        scores = measured_consistency(
+            lambda measure: record.sent.measured(
+                lambda new, old: measure(old.updates, new.updates), previous.sent
+            ),
+            self._hvp(delta_w),
+        )
         # Relative to the mean: comparable between rounds with different numbers of clients.
         scores = scores * len(clients)
         self._scored.append(dict(zip(clients, scores.tolist(), strict=True)))
@@ -184,15 +193,17 @@ def _own(record: RoundRecord, previous: RoundRecord | None) -> RoundRecord:
 
     The copy of the updates takes the memory of the previous round's copy.
     """
-    updates = record.updates
-    if previous is None or previous.updates.shape != updates.shape:
+    updates, memory = record.sent.in_process().updates, None
+    if previous is not None:
+        memory = previous.sent.in_process().updates
+    if memory is None or memory.shape != updates.shape:
         copy = updates.clone()
     else:
-        copy = previous.updates.copy_(updates)
+        copy = memory.copy_(updates)
     return replace(
         record,
         global_weights=record.global_weights.clone(),
-        sent=replace(record.sent, updates=copy),
+        sent=record.sent.with_rows([copy]),
         aggregate=record.aggregate.clone(),
     )
 

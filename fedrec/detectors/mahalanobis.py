@@ -7,12 +7,13 @@ from torch import Tensor
 
 from fedrec._checks import check_choice, check_int
 from fedrec.detectors.scores import ScoreDetector
+from fedrec.distributed.updates import gram_of
 from fedrec.functional.detection.outliers import (
     modified_z_scores,
-    principal_coordinates,
+    principal_projections,
     robust_distances,
 )
-from fedrec.functional.kernels._columns import inner_products
+from fedrec.functional.kernels._columns import column_mean, inner_products
 from fedrec.random import torch_generator
 from fedrec.types import RoundRecord
 
@@ -68,15 +69,18 @@ class Mahalanobis(ScoreDetector):
 
     def score(self, record: RoundRecord) -> Tensor:
         """Project, then standardise the distances."""
-        updates = record.updates
-        if len(updates) <= 2 * self.num_components:
-            return torch.full((len(updates),), torch.nan)
+        sent = record.sent
+        if len(sent.client_ids) <= 2 * self.num_components:
+            return torch.full((len(sent.client_ids),), torch.nan)
         if self.projection == "pca":
-            points = principal_coordinates(updates, self.num_components)
+            points = principal_projections(gram_of(sent, column_mean), self.num_components)
         else:
             generator = torch_generator(self.seed, "mahalanobis")
-            directions = torch.randn(self.num_components, updates.shape[1], generator=generator)
-            directions = directions.to(updates.device)
-            points = torch.stack([inner_products(updates, v) for v in directions], dim=1)
+            d = record.global_weights.numel()
+            directions = torch.randn(self.num_components, d, generator=generator)
+            directions = directions.to(record.global_weights.device)
+            points = sent.measured(
+                lambda sent: torch.stack([inner_products(sent.updates, v) for v in directions], 1)
+            )
         # Distances of points outside of the best half have a long tail, which a logarithm shortens.
         return modified_z_scores(robust_distances(points, self.seed).clamp(min=_ZERO).log())

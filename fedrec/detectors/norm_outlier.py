@@ -67,4 +67,5 @@ class NormOutlier(ScoreDetector):
 
     def score(self, record: RoundRecord) -> Tensor:
         """Standardise the norms."""
-        return modified_z_scores(squared_norms(record.updates).sqrt())
+        norms = record.sent.measured(lambda sent: squared_norms(sent.updates).sqrt())
+        return modified_z_scores(norms)

@@ -18,7 +18,10 @@ __all__ = ["ScoreDetector"]
 class ScoreDetector(Detector):
     """Base of the detectors that score the clients of every round.
 
-    Write `score`. A client's score is the mean over the last `window` rounds it was scored in; once
+    Write `score`. With `record.sent.measured` or `by_columns` in place of `record.updates`, updates
+    need not be sent to all devices of a run.
+
+    A client's score is the mean over the last `window` rounds it was scored in; once
     it has been scored in `window` rounds, a client above `threshold` is flagged, and stays so.
     Clients that come and go, or come late, are judged by the rounds they took part in. The
     decision is the first round in which anybody is flagged.

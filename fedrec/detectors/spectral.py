@@ -7,8 +7,10 @@ from torch import Tensor
 
 from fedrec._checks import check_int
 from fedrec.detectors.scores import ScoreDetector
-from fedrec.functional.aggregation.spectral import spectral_scores
+from fedrec.distributed.updates import gram_of
+from fedrec.functional.aggregation.spectral import top_projections
 from fedrec.functional.detection.outliers import modified_z_scores
+from fedrec.functional.kernels._columns import column_mean
 from fedrec.random import numpy_generator
 from fedrec.types import RoundRecord
 
@@ -65,9 +67,9 @@ class Spectral(ScoreDetector):
 
     def score(self, record: RoundRecord) -> Tensor:
         """Standardise the distances along the top singular direction."""
-        updates = record.updates
-        if self.num_coordinates is not None and self.num_coordinates < updates.shape[1]:
+        sent, d = record.sent, record.global_weights.numel()
+        if self.num_coordinates is not None and self.num_coordinates < d:
             draw = numpy_generator(self.seed, "spectral", record.round)
-            chosen = draw.choice(updates.shape[1], size=self.num_coordinates, replace=False)
-            updates = updates[:, torch.from_numpy(chosen).to(updates.device)]
-        return modified_z_scores(spectral_scores(updates).sqrt())
+            chosen = draw.choice(d, size=self.num_coordinates, replace=False)
+            sent = sent.narrowed(torch.from_numpy(chosen))
+        return modified_z_scores(top_projections(gram_of(sent, column_mean)).sqrt())

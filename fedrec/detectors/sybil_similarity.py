@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fedrec.detectors._client_rows import ClientRows
 from fedrec.detectors.scores import ScoreDetector
-from fedrec.functional.cosine import cosine_similarities
+from fedrec.distributed.updates import gram_of
+from fedrec.functional.cosine import cosines_of
 from fedrec.functional.detection.outliers import modified_z_scores
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["SybilSimilarity"]
 
@@ -73,13 +74,18 @@ class SybilSimilarity(ScoreDetector):
 
     def score(self, record: RoundRecord) -> Tensor:
         """Add the updates to the sums, and standardise every client's largest similarity."""
-        sums = self._sums.read(record)[0] + record.updates
+        sums = record.sent.with_rows([self._added(sent) for sent in record.sent.shards().values()])
+        if len(record.client_ids) == 1:
+            return torch.full((1,), torch.nan)
+        cosines = cosines_of(gram_of(sums)).cpu().double()
+        largest = cosines.fill_diagonal_(-1).amax(dim=1)
+        return modified_z_scores(torch.atanh(largest.clamp(-1 + _TWINS, 1 - _TWINS)))
+
+    def _added(self, sent: CohortUpdates) -> Tensor:
+        """Add updates to the sums of their clients; return these sums."""
+        sums = self._sums.read(sent)[0] + sent.updates
         # One client whose sum overflows must not hide the others.
         limit = torch.finfo(sums.dtype).max
         sums.clamp_(-limit, limit)
-        self._sums.write(record, sums)
-        if len(sums) == 1:
-            return torch.full((1,), torch.nan)
-        cosines = cosine_similarities(sums).cpu().double()
-        largest = cosines.fill_diagonal_(-1).amax(dim=1)
-        return modified_z_scores(torch.atanh(largest.clamp(-1 + _TWINS, 1 - _TWINS)))
+        self._sums.write(sent, sums)
+        return sums

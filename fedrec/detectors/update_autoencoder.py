@@ -14,7 +14,7 @@ from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.functional.detection.outliers import modified_z_scores
 from fedrec.functional.distances import squared_norms
 from fedrec.random import key, numpy_generator
-from fedrec.types import RoundRecord
+from fedrec.types import CohortUpdates, RoundRecord
 
 if TYPE_CHECKING:
     from fedrec.detectors._autoencoder import Autoencoder
@@ -103,7 +103,7 @@ class UpdateAutoencoder(ScoreDetector):
         nothing = torch.full((len(record.client_ids),), torch.nan)
         if record.round < self.start_round:
             return nothing
-        surrogates = self._surrogates(record.updates)
+        surrogates = self._surrogates(record.sent, record.global_weights.numel())
         if self._model is None:
             away = squared_norms(surrogates, coordinate_median(surrogates))
             half = away.argsort(stable=True)[: (len(away) + 1) // 2]
@@ -116,13 +116,12 @@ class UpdateAutoencoder(ScoreDetector):
             errors = (self._model(surrogates) - surrogates).square().mean(dim=1)
         return modified_z_scores(errors.double().clamp(min=_ZERO).log())
 
-    def _surrogates(self, updates: Tensor) -> Tensor:
-        d = updates.shape[1]
+    def _surrogates(self, sent: CohortUpdates, d: int) -> Tensor:
         if d > self.num_features:
             draw = numpy_generator(self.seed, "surrogates")
             chosen = torch.from_numpy(draw.choice(d, size=self.num_features, replace=False))
-            updates = updates[:, chosen.to(updates.device)]
-        values = updates.detach().cpu().float()
+            sent = sent.narrowed(chosen)
+        values = sent.updates.detach().cpu().float()
         norms = squared_norms(values).sqrt()
         unit = float(norms.quantile(0.5))
         relative = values.double() / unit if unit > 0 else values

@@ -127,13 +127,15 @@ class _Strategy(DDPStrategy):
 
 
 def _end(strategy: _Strategy) -> None:
-    """Leave no process behind that hangs: those that are well end with this one."""
+    """Leave no process, and no thread, behind: processes that are well end with this one."""
     until = time.monotonic() + _FOR_END
     for child in strategy.children:
         with suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, until - time.monotonic()))
     for child in strategy.children:
         child.kill()
+    if strategy.ranks is not None:
+        strategy.ranks.close()
 
 
 def _watch(strategy: _Strategy) -> None:

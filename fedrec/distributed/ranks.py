@@ -55,6 +55,7 @@ class Ranks:
         self.sent_bytes = 0
         self._group: dist.ProcessGroup | None = None
         self._store: TCPStore | None = None
+        self._has_left = False
         if device is not None:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self._group = dist.new_group(timeout=timedelta(seconds=timeout))
@@ -183,15 +184,13 @@ class Ranks:
             return found
         return torch.cat([found[r * most : r * most + k] for r, k in enumerate(counts)])
 
-    def columns(
-        self, part: Tensor, counts: Sequence[int], blocks: Sequence[slice] | None = None
-    ) -> Tensor:
+    def columns(self, part: Tensor, counts: Sequence[int], blocks: Sequence[slice]) -> Tensor:
         """Return some columns of the rows of all ranks: each rank gets a block of its own.
 
         Args:
             part: Rows of this rank.
             counts: Number of rows of each rank.
-            blocks: The columns of each rank, one block after the other; `block(d)` unless given.
+            blocks: The columns of each rank, one block after the other.
 
         Raises:
             RankError: If another rank has left, or does not answer in time.
@@ -202,41 +201,63 @@ class Ranks:
         """
         if self.size == 1:
             return part
-        if blocks is None:
-            blocks = [self.block(part.shape[1], r) for r in range(self.size)]
         own = blocks[self.rank]
         send = torch.cat([part[:, block].flatten() for block in blocks])
-        found = part.new_empty(sum(counts), own.stop - own.start)
         leaving = [len(part) * (block.stop - block.start) for block in blocks]
-        arriving = [k * found.shape[1] for k in counts]
+        arriving = [k * (own.stop - own.start) for k in counts]
+        return self._exchange(send, leaving, arriving).view(sum(counts), own.stop - own.start)
+
+    def rows_of_columns(
+        self, found: Tensor, counts: Sequence[int], blocks: Sequence[slice]
+    ) -> Tensor:
+        """Return this rank's rows, of which each rank has some columns: the way back.
+
+        Args:
+            found: The columns that this rank has, of the rows of all ranks.
+            counts: Number of rows of each rank.
+            blocks: The columns of each rank, one block after the other.
+
+        Raises:
+            RankError: If another rank has left, or does not answer in time.
+
+        Shape:
+            - `found`: $(m, d_r)$.
+            - Output: $(m_r, d)$.
+        """
+        if self.size == 1:
+            return found
+        own = counts[self.rank]
+        leaving = [k * found.shape[1] for k in counts]
+        widths = [block.stop - block.start for block in blocks]
+        arriving = [own * width for width in widths]
+        parts = self._exchange(found.flatten(), leaving, arriving).split(arriving)
+        return torch.cat([p.view(own, w) for p, w in zip(parts, widths, strict=True)], dim=1)
+
+    def _exchange(self, send: Tensor, leaving: list[int], arriving: list[int]) -> Tensor:
+        """Send each rank so many numbers of a vector; return what all have sent to this one."""
+        found = send.new_empty(sum(arriving))
         with self._together():
-            dist.all_to_all_single(found.view(-1), send, arriving, leaving, group=self._group)
+            dist.all_to_all_single(found, send, arriving, leaving, group=self._group)
         self.sent_bytes += send.nbytes - leaving[self.rank] * send.element_size()
         return found
 
-    def block(self, width: int, rank: int | None = None) -> slice:
-        """Return the columns that are a rank's own: of this one, unless another is named."""
-        r = self.rank if rank is None else rank
-        return slice(r * width // self.size, (r + 1) * width // self.size)
-
-    def whole(self, block: Tensor, width: int) -> Tensor:
-        """Return a vector whose blocks the ranks have.
+    def whole(self, block: Tensor, blocks: Sequence[slice]) -> Tensor:
+        """Return a vector of which each rank has some entries.
 
         Args:
-            block: The entries `block(width)`.
-            width: Its length.
+            block: The entries of this rank.
+            blocks: Those of each rank, one block after the other.
 
         Raises:
             RankError: If another rank has left, or does not answer in time.
         """
         if self.size == 1:
             return block
-        most = -(-width // self.size)
-        padded = block.new_zeros(1, most)
+        sizes = [one.stop - one.start for one in blocks]
+        padded = block.new_zeros(1, max(sizes))
         padded[0, : len(block)] = block
         rows = self.rows(padded, [1] * self.size)
-        sizes = [self.block(width, r) for r in range(self.size)]
-        return torch.cat([row[: s.stop - s.start] for row, s in zip(rows, sizes, strict=True)])
+        return torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)])
 
     def agree(self, t: int, weights: Tensor, *, stop: int | None, save: bool) -> tuple[int, bool]:
         """Agree on how to go on after a round.
@@ -267,8 +288,19 @@ class Ranks:
 
     def leave(self, error: BaseException) -> None:
         """Tell the other ranks why this one leaves; not called by all ranks."""
+        self._has_left = True
         if not isinstance(error, RankError):
             self.say_of(self.rank, _in_short(error))
+
+    def close(self) -> None:
+        """Let go of the other processes, before this one ends; not called by all ranks at once.
+
+        Threads that talk to them must not outlive the interpreter. After an error they are left to
+        the end of the process, since they may still wait for another.
+        """
+        if self._group is not None and not self._has_left:
+            self._group = self._store = None
+            dist.destroy_process_group()
 
     def say_of(self, rank: int, why: str) -> None:
         """Tell the other ranks why a rank has left, unless it has said so itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from fedrec.exceptions import ConfigurationError, expected
 
@@ -83,6 +83,18 @@ class Sharding:
         """Return the clients of each shard that has any, in the order of the shards."""
         groups = groupby(self.in_order(client_ids), key=self.shard_of)
         return {shard: list(group) for shard, group in groups}
+
+    def blocks(self, width: int) -> list[slice]:
+        """Return a block of columns for each shard: they follow each other, and are all of them."""
+        ends = [v * width // self.num_shards for v in range(self.num_shards + 1)]
+        return [slice(*pair) for pair in pairwise(ends)]
+
+    def columns(self, width: int) -> list[slice]:
+        """Return the columns of each rank: the blocks of its shards."""
+        blocks = self.blocks(width)
+        ranks = groupby(range(self.num_shards), key=self.owner)
+        own = [list(shards) for _, shards in ranks]
+        return [slice(blocks[v[0]].start, blocks[v[-1]].stop) for v in own]
 
     def counts(self, client_ids: Sequence[str]) -> list[int]:
         """Return how many of the clients belong to each rank."""

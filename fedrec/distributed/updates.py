@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,17 +11,25 @@ from torch import Tensor
 
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
+from fedrec.functional.aggregation.order_statistics import choose_kernel, use_kernel
 from fedrec.functional.distances import gram_matrix
 from fedrec.types import ClientCost, CohortUpdates, rows_of
 
-__all__ = ["ShardedUpdates"]
+__all__ = ["ShardedUpdates", "gram_of"]
+
+# Of some columns of all rows, shape (m, c), what is subtracted from them, shape (c,), or `None`.
+Center = Callable[[Tensor], Tensor | None]
+
+# Columns of a shard, below which rows are as quickly sent, and kernels differ.
+_FEWEST_COLUMNS = 256
 
 
 class ShardedUpdates(CohortUpdates):
     """What the clients of a round sent, of which each rank has the updates of its own clients.
 
     All else is the same in all ranks. `updates` gathers the rows of all ranks when it is first
-    asked for, in all of them at once: who needs less takes `part`, `columns` or `weighted_sum`.
+    asked for, in all of them at once: who needs less takes `measured`, `by_columns`, `gram` or
+    `weighted_sum`.
     What `dataclasses.replace` makes of it is plain `CohortUpdates`.
 
     Args:
@@ -102,46 +110,88 @@ class ShardedUpdates(CohortUpdates):
         """Bytes of the updates in this process."""
         return self.part.nbytes
 
-    def columns(self, width: int) -> tuple[Tensor, Tensor]:
-        """Return this rank's columns of the updates of all clients.
+    def by_columns(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what a function makes of every column by itself; rows are as `places` says."""
+        if self._is_narrow:
+            return function(self.updates[self.places])
+        blocks = self._each_block(lambda _, block: function(block))
+        return self.ranks.whole(torch.cat(blocks), self._columns)
+
+    def rows_by_columns(
+        self, function: Callable[[slice, Tensor], Tensor], client_ids: Sequence[str]
+    ) -> ShardedUpdates:
+        """Return other updates of some clients, made of a block of columns at a time.
 
         Args:
-            width: $d$.
-
-        Returns:
-            The columns `ranks.block(width)` in the order of the shards, shape $(m, d_r)$, and the
-            place in `client_ids` of each row, shape $(m,)$.
+            function: Called with the columns and with these columns of the updates of all clients,
+                shape $(m, c)$, it returns shape $(k, c)$. Rows are in the order of the shards
+                (`places`).
+            client_ids: The $k$ clients.
         """
-        return self.ranks.columns(self.part, self.sharding.counts(self.client_ids)), self._places
+        counts = self.sharding.counts(client_ids)
+        if self._is_narrow:
+            rows = function(slice(0, self.part.shape[1]), self.updates[self.places])
+            begin = sum(counts[: self.sharding.rank])
+            part = rows[begin : begin + counts[self.sharding.rank]]
+        else:
+            blocks = torch.cat(self._each_block(function), dim=1)
+            part = self.ranks.rows_of_columns(blocks, counts, self._columns)
+        return self.select(client_ids)._with(part=part)
 
-    def gram(self, width: int) -> Tensor:
+    def _each_block(self, function: Callable[[slice, Tensor], Tensor]) -> list[Tensor]:
+        """Call a function with each block of columns of this rank; return what it returns.
+
+        There is a block for each shard, so that bits do not depend on the number of ranks.
+        """
+        blocks, own = self.sharding.blocks(self.part.shape[1]), self.sharding.own
+        counts = self.sharding.counts(self.client_ids)
+        found = self.ranks.columns(self.part, counts, self._columns)
+        parts = found.split([blocks[v].stop - blocks[v].start for v in own], dim=1)
+        # Of the whole width, as everywhere: the kernel must not depend on the number of shards.
+        kernel = choose_kernel(found.device, len(found), self.part.shape[1])
+        with use_kernel(kernel):
+            return [
+                function(blocks[v], part.contiguous())  # else its memory depends on the ranks
+                for v, part in zip(own, parts, strict=True)
+            ]
+
+    @property
+    def _columns(self) -> list[slice]:
+        return self.sharding.columns(self.part.shape[1])
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Whether rows are as quickly sent as columns."""
+        return self.part.shape[1] < _FEWEST_COLUMNS * self.sharding.num_shards
+
+    def gram(self, center: Center | None = None) -> Tensor:
         """Return the inner products of every two rows; see `fedrec.functional.gram_matrix`.
 
-        There is a block of columns for each shard: each rank computes what its blocks add, and all
-        of them are added up in one order.
+        Each rank computes what its blocks of columns add, and all are added up in one order.
 
         Args:
-            width: $d$.
+            center: What to subtract from every row, made of every column by itself: called with
+                some columns of all rows, shape $(m, c)$, it returns shape $(c,)$. `None` for 0.
 
         Returns:
             Shape $(m, m)$, in the order of `client_ids`; the same bits for any number of ranks.
         """
-        count, size = self.sharding.num_shards, self.sharding.size
-        ends = [v * width // count for v in range(count + 1)]
-        shards = [[v for v in range(count) if self.sharding.owner(v) == r] for r in range(size)]
-        blocks = [slice(ends[own[0]], ends[own[-1] + 1]) for own in shards]
-        found = self.ranks.columns(self.part, self.sharding.counts(self.client_ids), blocks)
-        first = blocks[self.sharding.rank].start
-        products = [
-            gram_matrix(found[:, ends[v] - first : ends[v + 1] - first]).flatten()
-            for v in self.sharding.own
-        ]
-        total = _sum(self.ranks.rows(torch.stack(products), [len(own) for own in shards]))
-        order = self._places.argsort().to(total.device)
-        return total.view(len(order), -1)[order][:, order]
+        size = len(self.client_ids) * self.sharding.num_shards
+        if self._is_narrow or 2 * size > self.part.shape[1]:  # rows are less to send than products
+            return gram_matrix(self.updates, None if center is None else center(self.updates))
+
+        def product(_: slice, block: Tensor) -> Tensor:
+            return gram_matrix(block, None if center is None else center(block)).flatten()
+
+        shards = [0] * self.sharding.size
+        for shard in range(self.sharding.num_shards):
+            shards[self.sharding.owner(shard)] += 1
+        total = _sum(self.ranks.rows(torch.stack(self._each_block(product)), shards))
+        place = self.places.argsort().to(total.device)
+        return total.view(len(place), -1)[place][:, place]
 
     @cached_property
-    def _places(self) -> Tensor:
+    def places(self) -> Tensor:
         """The place in `client_ids` of each client in the order of the shards, shape $(m,)$."""
         place = {c: i for i, c in enumerate(self.client_ids)}
         return torch.tensor([place[c] for c in self.sharding.in_order(self.client_ids)])
@@ -229,14 +279,40 @@ class ShardedUpdates(CohortUpdates):
             return self._with(part=rows[0])
         return self._with(part=torch.cat([self.part[:0], *rows]))
 
+    def with_besides(self, **changes: Any) -> ShardedUpdates:
+        """Return the same updates with something else known besides them."""
+        made = self._with(**changes)
+        if "updates" in self.__dict__:
+            made.__dict__["updates"] = self.updates
+        return made
+
+    def narrowed(self, columns: Tensor) -> ShardedUpdates:
+        """Return some columns of the updates."""
+        return self._with(part=self.part[:, columns.to(self.part.device)])
+
     def gathered(self, values: Sequence[Tensor]) -> Tensor:
         """Return what is known of each client, in the order of `client_ids`, in all ranks."""
         found = torch.cat([value for rank in self.ranks.gather(list(values)) for value in rank])
         return rows_of([(self.sharding.in_order(self.client_ids), found)], self.client_ids)
 
     def _with(self, **changes: object) -> ShardedUpdates:
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("updates", "_places")}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("updates", "places")}
         return ShardedUpdates(**{**kept, **changes})
+
+
+def gram_of(sent: CohortUpdates, center: Center | None = None) -> Tensor:
+    """Return the inner products of every two rows, whichever processes have them.
+
+    Args:
+        sent: The updates.
+        center: See `ShardedUpdates.gram`.
+
+    Returns:
+        Shape $(m, m)$, in the order of `client_ids`.
+    """
+    if isinstance(sent, ShardedUpdates):
+        return sent.gram(center)
+    return gram_matrix(sent.updates, None if center is None else center(sent.updates))
 
 
 def _sum(rows: Tensor) -> Tensor:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.types import CohortUpdates
 
-__all__ = ["NONFINITE", "refuse_nonfinite"]
+__all__ = ["NONFINITE", "nonfinite_clients", "refuse_nonfinite"]
 
 NONFINITE = "the update has NaN or infinity"
+
+
+def nonfinite_clients(sent: CohortUpdates) -> list[str]:
+    """Return the clients whose updates are not finite, in all processes."""
+
+    def is_bad(part: CohortUpdates) -> Tensor:
+        found = torch.zeros(len(part.client_ids), dtype=torch.bool)
+        found[nonfinite_rows(part.updates)] = True
+        return found
+
+    bad = sent.measured(is_bad).tolist() if sent.client_ids else []
+    return [c for c, flag in zip(sent.client_ids, bad, strict=True) if flag]
 
 
 def refuse_nonfinite(sent: CohortUpdates, *, buffers: bool) -> CohortUpdates:
@@ -17,7 +32,7 @@ def refuse_nonfinite(sent: CohortUpdates, *, buffers: bool) -> CohortUpdates:
         sent: What clients sent.
         buffers: Whether their buffers have to be finite, too.
     """
-    refused = {sent.client_ids[i]: NONFINITE for i in nonfinite_rows(sent.updates)}
+    refused = dict.fromkeys(nonfinite_clients(sent), NONFINITE)
     if sent.buffers is not None and buffers:
         for i in nonfinite_rows(sent.buffers):
             refused[sent.client_ids[i]] = "the buffers has NaN or infinity"

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from fedrec.clients.base import Client
+from fedrec.clients.fake import FakeClient
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates
 from fedrec.executors.base import Executor
+from fedrec.executors.fakes import compute_with_fakes
 from fedrec.executors.finite import refuse_nonfinite
 from fedrec.executors.vectorized import VectorizedExecutor
 from fedrec.types import ClientCost, CohortUpdates, RoundContext
@@ -95,10 +97,12 @@ class ShardedExecutor(Executor):
                 if isinstance(executor, VectorizedExecutor):
                     # As many clients are audited in a round as without shards.
                     executor.audit = self._audit if shard == audited else 0
-                found = executor.compute(group, global_weights, ctx)
+                found = compute_with_fakes(executor, group, global_weights, ctx)
                 found = refuse_nonfinite(found, buffers=ctx.buffers is not None)
                 sent.append(found)
-                said.append(_Said(found, executor.departure))
+                fakes = {c.client_id for c in group if isinstance(c, FakeClient)}
+                num_logged = len(set(found.client_ids) - fakes)
+                said.append(_Said(found, executor.departure, num_logged))
             return said
 
         said: list[_Said] = []
@@ -116,7 +120,9 @@ class ShardedExecutor(Executor):
 class _Said:
     """What a rank tells the others of a shard: all but the updates."""
 
-    def __init__(self, sent: CohortUpdates, departure: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, sent: CohortUpdates, departure: Mapping[str, Any] | None, num_logged: int
+    ) -> None:
         self.client_ids = sent.client_ids
         self.num_samples: list[int] = sent.num_samples.tolist()
         self.metrics = dict(sent.metrics)
@@ -124,6 +130,7 @@ class _Said:
         self.buffers = None if sent.buffers is None else sent.buffers.cpu()
         self.costs: dict[str, ClientCost] = dict(sent.costs)
         self.departure = departure
+        self.num_logged = num_logged  # clients that the metrics are of: fake ones log nothing
 
 
 def _joined(
@@ -138,12 +145,14 @@ def _joined(
     refused = {c: why for one in said for c, why in one.refused.items()}
     ids = tuple(c for c in asked if c in sizes)
     sent = [one for one in said if one.client_ids]
-    counts = [len(one.client_ids) for one in sent]
-    names = sent[0].metrics if sent else {}
+    logged = [one for one in sent if one.num_logged]
+    counts = [one.num_logged for one in logged]
+    names = logged[0].metrics if logged else {}
     metrics = {
-        name: sum(one.metrics[name] * k for one, k in zip(sent, counts, strict=True)) / sum(counts)
+        name: sum(one.metrics[name] * k for one, k in zip(logged, counts, strict=True))
+        / sum(counts)
         for name in names
-        if all(name in one.metrics for one in sent)
+        if all(name in one.metrics for one in logged)
     }
     buffers = None
     if sent and sent[0].buffers is not None:

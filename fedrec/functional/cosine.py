@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedrec.functional.distances import gram_matrix
 
-__all__ = ["cosine_similarities"]
+__all__ = ["cosine_similarities", "cosines_of"]
 
 
 def cosine_similarities(updates: Tensor) -> Tensor:
@@ -26,7 +26,18 @@ def cosine_similarities(updates: Tensor) -> Tensor:
                 [1., 1., 0.],
                 [0., 0., 1.]], dtype=torch.float64)
     """
-    gram = gram_matrix(updates)
+    return cosines_of(gram_matrix(updates))
+
+
+def cosines_of(gram: Tensor) -> Tensor:
+    """Compute the cosines of the angles between vectors, given their inner products.
+
+    Args:
+        gram: Shape $(m, m)$, symmetric, see `gram_matrix`.
+
+    Returns:
+        As in `cosine_similarities`.
+    """
     norms = gram.diagonal().sqrt()
     norms = torch.where(norms > 0, norms, 1.0)  # then the products are 0, too
     return (gram / norms / norms[:, None]).clamp_(-1, 1).fill_diagonal_(1)

@@ -24,6 +24,7 @@ from fedrec.federation import ClientSampler, Federation
 from fedrec.history.background import BackgroundWriter
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
+from fedrec.history.view import HistoryView
 from fedrec.loop.checkpoint import load_state, on_device, save_state
 from fedrec.loop.footprint import recording_bytes
 from fedrec.loop.interrupts import stop_between_rounds
@@ -201,9 +202,12 @@ class Recording:
         watched = watched or self.engine.attack_has_memory
         self._require_updates(rounds if watched else rounds[begin:])
         seen_by_all = self.detector is not None or self.engine.attack_has_memory
+        # In shards, as they were seen.
+        ranks = self.runtime.ranks
+        view = HistoryView(self.history, sharding=self.engine.sharding, ranks=ranks)
         for t in rounds if seen_by_all else rounds[max(begin - 1, 0) :]:
             needed = None if watched or t >= begin else ()
-            record = self.history.read_round(t, needed).to(self.runtime.device)
+            record = view.read(t, needed).to(self.runtime.device)
             ctx = self.engine.context(t, record.cohort, record.global_weights)
             self.engine.remember(ctx, record.sent)
             if self.detector is not None:
@@ -327,7 +331,9 @@ class Recording:
         # A component with a memory sees updates as stored: a resumed recording replays these.
         seen = sent
         if rule_has_memory or self.detector is not None or bool(attack_state):
-            seen = dataclasses.replace(sent, updates=self.history.as_stored(sent.updates))
+            own = sent.in_process().updates
+            stored = self.history.as_stored(own)
+            seen = sent if stored is own else sent.with_rows([stored])
         if attack_state and engine.attack is not None:
             engine.attack.load_state_dict(attack_state)
             engine.remember(ctx, seen)
@@ -335,7 +341,7 @@ class Recording:
             ctx,
             seen if rule_has_memory else sent,
             weights,
-            is_checked=not rule_has_memory or seen.updates is sent.updates,
+            is_checked=not rule_has_memory or seen is sent,
         )
         engine.end_round()
         record = RoundRecord(

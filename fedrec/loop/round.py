@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrec.aggregators.base import AggregationContext, Aggregator, ColumnRule
+from fedrec.aggregators.wrapper import ServerStep, needs_of
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.clients.base import Client
 from fedrec.clients.fake import FakeClient
@@ -24,12 +25,12 @@ from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates
 from fedrec.exceptions import AggregationError, ConfigurationError, UpdateError
 from fedrec.executors.base import Executor
-from fedrec.executors.finite import NONFINITE, refuse_nonfinite
-from fedrec.executors.sequential import SequentialExecutor
+from fedrec.executors.fakes import compute_with_fakes
+from fedrec.executors.finite import NONFINITE, nonfinite_clients, refuse_nonfinite
 from fedrec.federation import Federation
-from fedrec.functional.aggregation.order_statistics import choose_kernel, use_kernel
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.loop.buffers import AveragedBuffers
+from fedrec.loop.crafting import crafted
 from fedrec.loop.server import require_lightning, server_client, server_outputs, trained
 from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.types import CohortUpdates, Phase, RoundContext
@@ -37,9 +38,6 @@ from fedrec.types import CohortUpdates, Phase, RoundContext
 __all__ = ["Engine"]
 
 T = TypeVar("T", bound=Component)
-
-# A rank's columns, below which rows are as quickly sent, and kernels differ.
-_FEWEST_COLUMNS = 256
 
 
 @dataclass(kw_only=True, eq=False)
@@ -85,7 +83,6 @@ class Engine:
     last_aggregate: Tensor | None = None
     clients: dict[str, Client] = field(init=False)
     buffers: AveragedBuffers = field(init=False)
-    _fakes: frozenset[str] = field(init=False)
     _server: Client | None = field(init=False, default=None)
     _crafted: tuple[int, CohortUpdates] | None = field(init=False, default=None)
 
@@ -95,8 +92,6 @@ class Engine:
             self.attack.reset(self.federation.malicious)
         self.clients = {c.client_id: self._poisoned(c) for c in self.federation.clients}
         self.buffers = AveragedBuffers(self.federation, self.device)
-        fakes = (c for c in self.clients.values() if isinstance(c, FakeClient))
-        self._fakes = frozenset(client.client_id for client in fakes)
         if self.aggregator.needs_server_update:
             self._server = server_client(self.federation, type(self.aggregator).__name__)
         for client in self.clients.values():
@@ -194,17 +189,10 @@ class Engine:
         clients = self.clients
         if self.attack is not None and not self.attack.is_active(ctx.round):
             clients = {c.client_id: c for c in self.federation.clients}
-        if self._fakes.isdisjoint(client_ids):
-            asked = [clients[c] for c in client_ids]
+        asked = [clients[c] for c in client_ids]
+        if self.sharding is not None:
             return self.executor.compute(asked, ctx.global_weights, ctx)
-        real = [clients[c] for c in client_ids if c not in self._fakes]
-        fake = [clients[c] for c in client_ids if c in self._fakes]
-        # Fake clients are computed apart: the executor computes real ones together.
-        sent = SequentialExecutor().compute(fake, ctx.global_weights, ctx)
-        if real:
-            found = self.executor.compute(real, ctx.global_weights, ctx)
-            sent = _joined(found, sent)
-        return _part(sent, client_ids)
+        return compute_with_fakes(self.executor, asked, ctx.global_weights, ctx)
 
     def _require_usable(self, sent: CohortUpdates, asked: Sequence[str]) -> None:
         """Raise `UpdateError` if an asked client was refused, unless refused ones are dropped."""
@@ -237,40 +225,35 @@ class Engine:
             others = self.malicious.difference(asked)
             seen += [c for c in ctx.client_ids if c in others]
         sent = self._craft(ctx, self._honest(ctx, seen, work, asked))
-        crafted = [i for i, c in enumerate(sent.client_ids) if c in self.malicious]
-        bad = [crafted[i] for i in nonfinite_rows(sent.updates[crafted])]
-        sent = sent.refusing(dict.fromkeys((sent.client_ids[i] for i in bad), NONFINITE))
+        malicious = sent.select([c for c in sent.client_ids if c in self.malicious])
+        sent = sent.refusing(dict.fromkeys(nonfinite_clients(malicious), NONFINITE))
         if sees_all and work is None:
             self._crafted = (ctx.round, sent)
         return sent
 
     def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
-        attackers = [c in self.malicious for c in sent.client_ids]
-        if self.attack is None or not any(attackers):
+        if self.attack is None or self.malicious.isdisjoint(sent.client_ids):
             return sent
-        aggregator = self.aggregator
-        if aggregator.has_memory:  # an attacker that tries the rule out must not change its memory
-            aggregator = copy.deepcopy(aggregator)
-        attack_ctx = ctx.extended(
-            AttackContext,
-            purpose="attack",
-            client_ids=sent.client_ids,
-            aggregator=aggregator,
-            server_lr=self.server_lr,
-            last_aggregate=self.last_aggregate,
-            num_malicious=len(self.malicious),
-            num_malicious_total=len(self.federation.malicious),
-            cohort_size=len(ctx.client_ids),
-            cohort_malicious=len(self.malicious.intersection(ctx.client_ids)),
-        )
-        mask = torch.tensor(attackers, device=self.device)
-        crafted = self.attack.craft(sent.updates, mask, attack_ctx)
-        if crafted.shape != sent.updates.shape:
-            raise UpdateError(
-                f"Expected {type(self.attack).__name__}.craft to return shape "
-                f"{tuple(sent.updates.shape)}, but got {tuple(crafted.shape)}."
+
+        def make_context(client_ids: Sequence[str], columns: slice | None) -> AttackContext:
+            aggregator = self.aggregator
+            if aggregator.has_memory:  # an attacker that tries it out must not change its memory
+                aggregator = copy.deepcopy(aggregator)
+            return ctx.extended(
+                AttackContext,
+                purpose="attack",
+                client_ids=tuple(client_ids),
+                aggregator=aggregator,
+                server_lr=self.server_lr,
+                last_aggregate=self.last_aggregate,
+                num_malicious=len(self.malicious),
+                num_malicious_total=len(self.federation.malicious),
+                cohort_size=len(ctx.client_ids),
+                cohort_malicious=len(self.malicious.intersection(ctx.client_ids)),
+                columns=columns,
             )
-        return dataclasses.replace(sent, updates=crafted)
+
+        return crafted(self.attack, sent, self.malicious, make_context)
 
     def server_step(
         self,
@@ -335,11 +318,14 @@ class Engine:
             outputs=outputs,
         )
         weights = _shares(num_samples, global_weights)
-        if isinstance(sent, ShardedUpdates) and self._needs != "rows":
-            return self._aggregate_shards(sent, weights, aggregation_ctx)
+        rule = self.aggregator
+        if isinstance(sent, ShardedUpdates) and needs_of(rule) != "rows":
+            if not is_checked:
+                rule.require_finite(sent.part, sent.own_ids)
+            return self._aggregate_shards(rule, sent, weights, aggregation_ctx)
         if is_checked:
             aggregation_ctx = dataclasses.replace(aggregation_ctx, checked=sent.updates)
-        return self.aggregator(sent.updates, weights, aggregation_ctx)
+        return rule(sent.updates, weights, aggregation_ctx)
 
     def column_rule(self, num_samples: Tensor) -> ColumnRule | None:
         """Return what `server_step` does with every column of updates.
@@ -356,7 +342,7 @@ class Engine:
         rule, m = self.aggregator, len(num_samples)
         if rule.has_memory:
             return None
-        if self._needs == "sums":
+        if needs_of(rule) == "sums" and not isinstance(rule, ServerStep):
             rule.check_cohort(m)
             factors = rule.coefficients(_shares(num_samples, torch.empty(0)))
             return ColumnRule(factors, 0, self.server_lr)
@@ -366,40 +352,27 @@ class Engine:
         rule.check_cohort(m)
         return ColumnRule(None, num_trim, self.server_lr)
 
-    @property
-    def _needs(self) -> str:
-        """What the aggregation rule needs, as far as its `aggregate` is the one that says so."""
-        return self.aggregator.needs if _is_of_aggregate(self.aggregator, "needs") else "rows"
-
     def _aggregate_shards(
-        self, sent: ShardedUpdates, weights: Tensor, ctx: AggregationContext
+        self, rule: Aggregator, sent: ShardedUpdates, weights: Tensor, ctx: AggregationContext
     ) -> Tensor:
-        """Aggregate updates without gathering them, by a rule that needs no whole rows.
-
-        Those of clients were checked on arrival; in a recovery there are others.
-        """
-        rule, width = self.aggregator, ctx.global_weights.numel()
-        if self.phase == "recover":
-            rule.require_finite(sent.part, sent.own_ids)
-        if self._needs == "sums":
-            rule.check_cohort(len(sent.client_ids))
+        """Aggregate finite updates without gathering them, by a rule that needs no whole rows."""
+        rule.check_cohort(len(sent.client_ids))
+        if isinstance(rule, ServerStep):
+            return rule.step(self._aggregate_shards(rule.rule, sent, weights, ctx), ctx)
+        needs = needs_of(rule)
+        if needs == "sums":
             coefficients = rule.coefficients(weights)
             assert coefficients is not None
             return sent.weighted_sum(coefficients)
-        if self._needs == "gram":
-            rule.check_cohort(len(sent.client_ids))
-            if 2 * len(sent.client_ids) * sent.sharding.num_shards > width:
-                return rule(sent.updates, weights, ctx)  # which are less than the products
-            return sent.weighted_sum(rule.gram_coefficients(sent.gram(width), weights))
-        if width < _FEWEST_COLUMNS * sent.ranks.size:
-            return rule(sent.updates, weights, ctx)
-        block, order = sent.columns(width)
-        ids = tuple(sent.client_ids[i] for i in order.tolist())
-        ctx = dataclasses.replace(ctx, client_ids=ids, checked=block)
-        # Of the whole width, as everywhere: the kernel must not depend on the number of ranks.
-        with use_kernel(choose_kernel(block.device, len(block), width)):
-            found = rule(block, weights[order.to(weights.device)], ctx)
-        return sent.ranks.whole(found, width)
+        if needs == "gram":
+            return sent.weighted_sum(rule.gram_coefficients(sent.gram(rule.gram_center), weights))
+        ids = tuple(sent.client_ids[i] for i in sent.places.tolist())
+        ordered = weights[sent.places.to(weights.device)]
+
+        def aggregate(block: Tensor) -> Tensor:
+            return rule(block, ordered, dataclasses.replace(ctx, client_ids=ids, checked=block))
+
+        return sent.by_columns(aggregate)
 
     def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return `global_weights - server_lr * aggregate`."""
@@ -455,23 +428,8 @@ def _is_of_aggregate(aggregator: Aggregator, name: str) -> bool:
     return goes_with(aggregator, name, "aggregate", "__call__")
 
 
-def _joined(first: CohortUpdates, second: CohortUpdates) -> CohortUpdates:
-    """Join the updates of two groups of clients; metrics are those of the first group."""
-    buffers = None
-    if first.buffers is not None and second.buffers is not None:
-        buffers = torch.cat([first.buffers, second.buffers])
-    return dataclasses.replace(
-        first,
-        client_ids=first.client_ids + second.client_ids,
-        updates=torch.cat([first.updates, second.updates]),
-        num_samples=torch.cat([first.num_samples, second.num_samples]),
-        refused={**first.refused, **second.refused},
-        buffers=buffers,
-    )
-
-
 def _part(sent: CohortUpdates, asked: Sequence[str]) -> CohortUpdates:
     """Return the updates and refusals of the asked clients only, in the order of `asked`."""
     usable = set(sent.client_ids)
     refused = {c: why for c, why in sent.refused.items() if c in asked}
-    return dataclasses.replace(sent.select([c for c in asked if c in usable]), refused=refused)
+    return sent.select([c for c in asked if c in usable]).with_besides(refused=refused)

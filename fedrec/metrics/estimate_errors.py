@@ -77,8 +77,7 @@ class EstimateErrors:
             estimates: The estimated updates.
             exact: The exact updates of the same clients, in the same order.
         """
-        pairs = zip(estimates.shards().values(), exact.shards().values(), strict=True)
-        found = estimates.gathered([_compared(a.updates, b.updates) for a, b in pairs]).tolist()
+        found = estimates.measured(lambda a, b: _compared(a.updates, b.updates), exact).tolist()
         rows = [
             EstimateError(client_id, t, error, cosine)
             for client_id, (error, cosine) in zip(estimates.client_ids, found, strict=True)

@@ -109,9 +109,7 @@ class Crab(Recoverer):
         record = ctx.history(t)
         if t not in self._selected or not record.client_ids:
             return global_weights
-        cosines = record.sent.gathered(
-            [row_cosines(s.updates, record.aggregate).cpu() for s in record.sent.shards().values()]
-        )
+        cosines = record.sent.measured(lambda sent: row_cosines(sent.updates, record.aggregate))
         count = max(1, int(self.client_ratio * len(cosines)))
         best = cosines.argsort(descending=True, stable=True)[:count].sort().values
         ids = [record.client_ids[i] for i in best.tolist()]

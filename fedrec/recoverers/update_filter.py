@@ -86,8 +86,7 @@ class UpdateFilter(Component):
             All clients with the updates to use; and only the clients whose own update is used.
         """
         compared = sent.select(references.client_ids)
-        pairs = zip(compared.shards().values(), references.shards().values(), strict=True)
-        passes = references.gathered([self.accepts(a.updates, b.updates) for a, b in pairs])
+        passes = compared.measured(lambda a, b: self.accepts(a.updates, b.updates), references)
         refused = set(compress(references.client_ids, (~passes).tolist()))
         if not refused:
             return sent, sent

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.wrapper import ServerStep, needs_of
 from fedrec.exceptions import AggregationError
+from fedrec.functional.distances import gram_matrix
 from fedrec.parameters import ParameterVector
 from fedrec.testing.component import ComponentContract
 from fedrec.types import RoundContext
@@ -156,6 +158,23 @@ class AggregatorContract(ComponentContract):
         else:
             pytest.skip("it says nothing of columns")
         torch.testing.assert_close(self.run(updates, weights), expected, rtol=1e-5, atol=1e-6)
+
+    def test_needs_no_more_than_it_says(self) -> None:
+        """With `needs`, a part of the updates, or what is made of them, is enough."""
+        updates, rule = self.make_updates(self.num_clients), self.make()
+        weights = torch.arange(1.0, self.num_clients + 1)
+        if isinstance(rule, ServerStep):
+            pytest.skip("the wrapped rule says what it needs")
+        needs = needs_of(rule)
+        if needs == "columns":
+            blocks = updates.split([3, _D - 3], dim=1)
+            found = torch.cat([rule(block, weights) for block in blocks])
+        elif needs == "gram":
+            gram = gram_matrix(updates, rule.gram_center(updates))
+            found = rule.gram_coefficients(gram, weights).to(updates) @ updates
+        else:
+            pytest.skip(f"`needs` of the rule is {needs}")
+        torch.testing.assert_close(found, self.run(updates, weights), rtol=1e-5, atol=1e-6)
 
     def test_withstands_as_many_as_it_claims(self) -> None:
         """With at most `max_byzantine` malicious rows, the result is within the benign range."""

@@ -201,6 +201,18 @@ class AttackContract(ComponentContract):
         dataset = self.make_dataset()
         assert attack.poison_dataset(dataset, "client-1") is dataset
 
+    def test_treats_columns_alone_if_it_says_so(self) -> None:
+        """With `crafts_by_columns`, some columns are enough to craft these."""
+        attack = self.make()
+        if not attack.crafts_by_columns:
+            pytest.skip("`crafts_by_columns` of the attack is False")
+        updates, mask = self.make_updates(), self.make_mask(*_MALICIOUS)
+        whole = attack.craft(updates, mask, self.make_context(mask))
+        for columns in (slice(0, 3), slice(3, _D)):
+            ctx = replace(self.make_context(mask), columns=columns)
+            part = attack.craft(updates[:, columns], mask, ctx)
+            torch.testing.assert_close(part, whole[:, columns])
+
     def test_malicious_clients_collude_only_if_it_says_so(self) -> None:
         """Without `full_knowledge` and `colludes`, each malicious client may be asked alone."""
         attack = self.make()

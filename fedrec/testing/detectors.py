@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from fedrec.detectors.base import Detector
+from fedrec.distributed.ranks import Ranks
+from fedrec.distributed.sharding import Sharding
+from fedrec.distributed.updates import ShardedUpdates
 from fedrec.history.manifest import Manifest
 from fedrec.history.memory import MemoryHistory
 from fedrec.testing.component import ComponentContract
@@ -129,6 +132,16 @@ class DetectorContract(ComponentContract):
             ids = tuple(record.client_ids[i] for i in order)
             shuffled.append(replace(record.select(ids), cohort=ids))
         self.check_same(self.watch(shuffled, self.malicious), self.watch(records, self.malicious))
+
+    def test_clients_in_shards_get_the_same_verdict(self) -> None:
+        """Of updates in shards, as on several devices, every shard may be looked at by itself."""
+        records = self.make_records(self.malicious)
+        sharding = Sharding(client_ids=records[0].client_ids, num_shards=5)
+        in_shards = [
+            replace(record, sent=ShardedUpdates.of(record.sent, sharding, Ranks()))
+            for record in records
+        ]
+        self.check_same(self.watch(in_shards, self.malicious), self.watch(records, self.malicious))
 
     def test_flags_few_when_nobody_is_malicious(self) -> None:
         """On benign histories, false positives stay within the stated rate."""

@@ -19,9 +19,20 @@ from typing import Any
 import torch
 
 from fedrec import FederatedLoop, Federation, LightningClient
-from fedrec.aggregators import FedAvg, Krum, Median, MultiKrum, TrimmedMean
-from fedrec.attacks import SignFlip
+from fedrec.aggregators import (
+    CAF,
+    RLR,
+    FedAvg,
+    FedAvgM,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
+from fedrec.attacks import ALIE, GaussianNoise, SignFlip, TrimAttack
 from fedrec.data import Digits
+from fedrec.detectors import CrossRoundConsistency, FLDetector, NormOutlier
 from fedrec.distributed.updates import ShardedUpdates
 from fedrec.federation import ClientSampler
 from fedrec.history import LMDBHistory, ShardedHistory
@@ -88,13 +99,18 @@ def federation() -> Federation:
 def outcome(result: Any) -> dict[str, Any]:
     parts = [
         result.global_weights.numpy().tobytes(),
-        json.dumps(result.ledger.state_dict(), default=str).encode(),
         json.dumps(dict(result.diagnostics)).encode(),
         repr(result.estimate_errors).encode(),
     ]
-    reasons = Counter(entry.reason for entry in result.ledger.entries)
-    bits = hashlib.sha256(b"".join(parts)).hexdigest()
-    return {"bits": bits, "asked": dict(reasons), **result.diagnostics}
+    found: dict[str, Any] = {**result.diagnostics}
+    if result.ledger is not None:
+        parts.append(json.dumps(result.ledger.state_dict(), default=str).encode())
+        found["asked"] = dict(Counter(entry.reason for entry in result.ledger.entries))
+    if result.detection is not None:
+        parts.append(repr(result.detection.round_scores).encode())
+        found["scored"] = len(result.detection.round_scores)
+        found["flagged"] = result.detection.malicious
+    return {**found, "bits": hashlib.sha256(b"".join(parts)).hexdigest()}
 
 
 def main(devices: int, folder: Path) -> None:
@@ -115,7 +131,6 @@ def main(devices: int, folder: Path) -> None:
     def gathers(self: ShardedUpdates) -> None:
         raise AssertionError("rows of all clients were gathered")
 
-    gather = ShardedUpdates.updates
     ShardedUpdates.updates = property(gathers)  # type: ignore[assignment]
     for name, arguments in RECOVERIES.items():
         history = whole if name in IN_ONE_PIECE else shards
@@ -131,17 +146,37 @@ def main(devices: int, folder: Path) -> None:
         FedAvg(),
         Krum(num_byzantine=1),
         MultiKrum(num_byzantine=1),
+        CAF(num_byzantine=1),
+        FedAvgM(GeometricMedian()),
+        RLR(FedAvg(), threshold=0.5),
     ):
         result = loop.recover(
             federation(), whole, HistoricalOnly(), ["client-0", "client-9"], aggregator=rule
         )
         outcomes[f"HistoricalOnly, {rule}"] = outcome(result)
-    ShardedUpdates.updates = gather  # what an attacker sees is gathered
-    result = loop.recover(
-        federation(), shards, FedRecover(**SCHEDULE, diagnose=True), ["client-0"],
-        attack=SignFlip(), on_bad_update="drop",
-    )  # fmt: skip
-    outcomes["an attacker stays"] = outcome(result)
+    for attack in (SignFlip(), TrimAttack()):
+        result = loop.recover(
+            federation(), shards, FedRecover(**SCHEDULE, diagnose=True), ["client-0"],
+            attack=attack, on_bad_update="drop",
+        )  # fmt: skip
+        outcomes[f"an attacker stays, {attack}"] = outcome(result)
+    for name, attack, detector in (
+        ("FLDetector", TrimAttack(), FLDetector(start_round=2, window=3)),
+        ("NormOutlier", GaussianNoise(std=0.1), NormOutlier(window=3)),
+        ("CrossRoundConsistency", ALIE(full_knowledge=True), CrossRoundConsistency(window=3)),
+    ):
+        for rule in (
+            FedAvg(),
+            TrimmedMean(trim=0.2),
+            GeometricMedian(),
+            RLR(FedAvg(), threshold=3),
+        ):
+            with ShardedHistory(folder / f"{devices} {name} {type(rule).__name__}") as history:
+                result = loop.record(
+                    federation(), rule, history, max_rounds=7, server_lr=0.1, attack=attack,
+                    detector=detector, sampler=ClientSampler(fraction=0.9),
+                )  # fmt: skip
+            outcomes[f"recording, {name}, {rule}"] = outcome(result)
     if loop.is_global_zero:
         (folder / f"{devices}.json").write_text(json.dumps(outcomes), encoding="utf-8")
 

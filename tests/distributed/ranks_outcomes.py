@@ -18,7 +18,7 @@ import torch
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg, Median, TrimmedMean
-from fedrec.attacks import TrimAttack
+from fedrec.attacks import MPAF, TrimAttack
 from fedrec.data import Digits
 from fedrec.federation import ClientSampler
 from fedrec.history import MemoryHistory
@@ -42,10 +42,11 @@ def cases(family: str) -> Iterator[tuple[str, Any]]:
             yield f"{family} {name}", case().make()
 
 
-def federation() -> Federation:
+def federation(**arguments: Any) -> Federation:
     torch.manual_seed(0)
     data = Digits(num_clients=10, server_samples=40)
-    return Federation.from_data(data, MLP(in_features=64), malicious=2, batch_size=6)
+    given = {"malicious": 2, "batch_size": 6, **arguments}
+    return Federation.from_data(data, MLP(in_features=64), **given)
 
 
 def main(devices: int, file: Path) -> None:
@@ -71,18 +72,25 @@ def main(devices: int, file: Path) -> None:
 
     def record(**arguments: Any) -> tuple[MemoryHistory, RunResult]:
         history = MemoryHistory()
-        given = {"aggregator": Median(), "max_rounds": 4, "server_lr": 0.1, **arguments}
-        return history, loop.record(federation(), history=history, **given)
+        given = {
+            "federation": federation(), "aggregator": Median(), "max_rounds": 4, "server_lr": 0.1,
+            **arguments,
+        }  # fmt: skip
+        return history, loop.record(history=history, **given)
 
     for name, rule in cases("aggregator"):
         note(name, lambda rule=rule: record(aggregator=rule)[1])
         note(f"{name}, attacked", lambda rule=rule: record(aggregator=rule, attack=TrimAttack())[1])
-    for name, attack in cases("attack"):
-        note(name, lambda attack=attack: record(attack=attack)[1])
-    for name, detector in cases("detector"):
-        note(name, lambda detector=detector: record(detector=detector, max_rounds=12)[1])
     half = ClientSampler(fraction=0.5, dropout=0.2)
+    for name, attack in cases("attack"):
+        note(
+            name, lambda attack=attack: record(attack=attack, aggregator=FedAvg(), sampler=half)[1]
+        )
+    watched = {"attack": TrimAttack(), "max_rounds": 12, "sampler": ClientSampler(fraction=0.8)}
+    for name, detector in cases("detector"):
+        note(name, lambda detector=detector: record(detector=detector, **watched)[1])
     note("partial participation", lambda: record(sampler=half, max_rounds=8)[1])
+    note("fake clients", lambda: record(federation=federation(fake_clients=3), attack=MPAF())[1])
     for rule in (FedAvg(), TrimmedMean(trim=0.2)):
         history, _ = record(aggregator=rule, max_rounds=10, sampler=half)
         for name, recoverer in [*cases("recoverer"), ("FedRecover", _short_fedrecover())]:

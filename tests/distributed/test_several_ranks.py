@@ -101,6 +101,11 @@ def test_recoveries_come_to_the_same_and_no_rank_gets_the_rows_of_others(tmp_pat
         "warmup": 4 * 8, "fallback": 8 * 4, "correction": 8, "final": 8,
     }  # fmt: skip
     assert one["own"]["mean_of_equals"] == 0.1
+    recordings = {name: found for name, found in one.items() if name.startswith("recording, ")}
+    assert len(recordings) == 12
+    assert all(found["scored"] >= 5 for found in recordings.values())  # of seven rounds
+    loud = [found["flagged"] for name, found in recordings.items() if "NormOutlier" in name]
+    assert loud == 4 * [["client-0", "client-9"]]
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 import torch
 
-from fedrec.aggregators import FedAvg, Krum, Median, MultiKrum
+from fedrec.aggregators import RLR, Bucketing, FedAvg, FedAvgM, Krum, Median
+from fedrec.aggregators.wrapper import needs_of
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
-from fedrec.distributed.updates import ShardedUpdates
+from fedrec.distributed.updates import ShardedUpdates, gram_of
 from fedrec.exceptions import ConfigurationError
-from fedrec.functional import gram_matrix
+from fedrec.functional import coordinate_median
 from fedrec.loop import FederatedLoop
-from fedrec.loop.round import _is_of_aggregate
 from fedrec.types import CohortUpdates
 
 CLIENTS = tuple(f"client-{i}" for i in range(10))
@@ -45,10 +45,12 @@ def test_shards_are_no_fewer_than_ranks_and_no_more_than_clients(num_shards, siz
         Sharding(client_ids=CLIENTS, num_shards=num_shards, size=size)
 
 
-def _sent(ids: tuple[str, ...], num_shards: int) -> tuple[torch.Tensor, ShardedUpdates]:
+def _sent(
+    ids: tuple[str, ...], num_shards: int, width: int = 6
+) -> tuple[torch.Tensor, ShardedUpdates]:
     """Return the updates of clients in the order of `ids`, and the same in shards."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(len(ids), 6, generator=generator)
+    rows = torch.randn(len(ids), width, generator=generator)
     sharding = Sharding(client_ids=CLIENTS, num_shards=num_shards)
     place = {c: i for i, c in enumerate(ids)}
     part = rows[[place[c] for c in sharding.in_order(ids)]]
@@ -67,20 +69,32 @@ def test_sharded_updates_are_the_rows_of_their_clients_in_any_order(num_shards):
     assert isinstance(chosen, ShardedUpdates)
     assert torch.equal(chosen.updates, rows[[4, 0]])
     assert chosen.num_samples.tolist() == [5, 1]
-    columns, order = sent.columns(6)
-    assert torch.equal(columns, rows[order])
-    products = rows.double() @ rows.double().T
-    torch.testing.assert_close(sent.gram(6), products, rtol=1e-14, atol=1e-14)
     coefficients = torch.linspace(0.1, 0.5, 5)
     expected = (coefficients.double()[:, None] * rows.double()).sum(dim=0)
     torch.testing.assert_close(sent.weighted_sum(coefficients).double(), expected)
 
 
-@pytest.mark.parametrize("rule", [Krum(num_byzantine=1), MultiKrum(num_byzantine=3)], ids=repr)
-def test_a_rule_that_needs_inner_products_says_what_it_multiplies_rows_with(rule):
-    rows = torch.randn(9, 30, generator=torch.Generator().manual_seed(1))
-    coefficients = rule.gram_coefficients(gram_matrix(rows), torch.ones(9))
-    torch.testing.assert_close(coefficients @ rows, rule(rows))
+@pytest.mark.parametrize("width", [6, 1300], ids=["rows are sent", "columns are sent"])
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_what_is_made_of_columns_is_as_without_shards(num_shards, width):
+    ids = ("client-7", "client-1", "client-9", "client-0", "client-4")
+    rows, sent = _sent(ids, num_shards, width)
+    assert torch.equal(sent.by_columns(coordinate_median), rows.median(dim=0).values)
+    around = rows.double() - rows.median(dim=0).values.double()
+    for center, expected in ((None, rows.double()), (coordinate_median, around)):
+        products = expected @ expected.T
+        torch.testing.assert_close(gram_of(sent, center), products, rtol=1e-12, atol=1e-12)
+    chosen = ["client-7", "client-0"]
+    by_shard, shown = sent.sharding.in_order(ids), []
+
+    def negated(columns, block):
+        shown.append((columns, block))
+        return -block[[by_shard.index(c) for c in sent.sharding.in_order(chosen)]]
+
+    made = sent.rows_by_columns(negated, chosen)
+    assert torch.equal(made.updates, -rows[[0, 3]])
+    assert [c for columns, _ in shown for c in range(width)[columns]] == list(range(width))
+    assert all(torch.equal(block, rows[sent.places, columns]) for columns, block in shown)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
@@ -112,7 +126,7 @@ def test_what_is_replaced_in_sharded_updates_is_plain():
     assert torch.equal(refusing.updates, rows[1:])
 
 
-def test_a_subclass_that_changes_aggregate_needs_rows():
+def test_what_a_rule_needs_goes_for_its_own_aggregate_and_for_the_rule_in_it():
     class Own(Median):
         def aggregate(self, updates, client_weights=None, ctx=None):
             return updates.norm(dim=1).mean() * updates.mean(dim=0)
@@ -120,9 +134,27 @@ def test_a_subclass_that_changes_aggregate_needs_rows():
     class Said(Own):
         needs = "columns"
 
-    assert [_is_of_aggregate(rule, "needs") for rule in (Median(), Own(), Said(), FedAvg())] == [
-        True, False, True, True,
-    ]  # fmt: skip
+    class Longest(FedAvgM):
+        def aggregate(self, updates, client_weights=None, ctx=None):
+            return updates[updates.norm(dim=1).argmax()]
+
+    krum = Krum(num_byzantine=1)
+    needs = {
+        Median(): "columns",
+        Own(): "rows",
+        Said(): "columns",
+        FedAvg(): "sums",
+        FedAvgM(FedAvg()): "sums",
+        FedAvgM(FedAvgM(krum)): "gram",
+        FedAvgM(Own()): "rows",
+        Longest(FedAvg()): "rows",
+        RLR(FedAvg(), threshold=2): "columns",
+        RLR(Median(), threshold=2): "columns",
+        RLR(krum, threshold=2): "rows",
+        RLR(FedAvgM(FedAvg()), threshold=2): "rows",  # it has a memory of all columns
+        Bucketing(Median()): "rows",
+    }
+    assert [needs_of(rule) for rule in needs] == list(needs.values())
 
 
 @pytest.mark.parametrize(

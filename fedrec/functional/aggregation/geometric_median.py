@@ -11,7 +11,7 @@ from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.functional.distances import gram_matrix
 from fedrec.functional.kernels._columns import mean_around
 
-__all__ = ["geometric_median", "weiszfeld"]
+__all__ = ["geometric_median", "median_shares", "weiszfeld"]
 
 # Half of the points are the middle itself, which then is the result: nothing is to be divided by 0.
 _TINY = 1e-150
@@ -101,15 +101,43 @@ def geometric_median(
         tensor([1.])
     """
     center = coordinate_median(updates)
-    gram = gram_matrix(updates, center).cpu().double()
-    if weights is None:
-        weights = torch.ones(len(updates))
-    weights = weights.cpu().double()
-    shares = weiszfeld(
-        gram,
-        weights / weights.sum(),
+    shares = median_shares(
+        gram_matrix(updates, center),
+        weights,
         smoothing=smoothing,
         tolerance=tolerance,
         max_iterations=max_iterations,
     )
     return mean_around(updates, shares, center)
+
+
+def median_shares(
+    gram: Tensor,
+    weights: Tensor | None = None,
+    *,
+    smoothing: float = 1e-6,
+    tolerance: float = 1e-8,
+    max_iterations: int = 1000,
+) -> Tensor:
+    """Return the share of each point in the geometric median.
+
+    Args:
+        gram: See `weiszfeld`.
+        weights: See `geometric_median`.
+        smoothing: See `weiszfeld`.
+        tolerance: See `weiszfeld`.
+        max_iterations: Iterations at most.
+
+    Returns:
+        Shape $(m,)$, float64, on the CPU.
+    """
+    if weights is None:
+        weights = torch.ones(len(gram))
+    weights = weights.cpu().double()
+    return weiszfeld(
+        gram.cpu().double(),
+        weights / weights.sum(),
+        smoothing=smoothing,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+    )

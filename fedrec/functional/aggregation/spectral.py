@@ -7,9 +7,14 @@ from torch import Tensor
 
 from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.functional.distances import gram_matrix
-from fedrec.functional.kernels._columns import mean_around, wide_dtype
+from fedrec.functional.kernels._columns import column_mean, mean_around
 
-__all__ = ["caf_shares", "covariance_bound_agnostic_filter", "spectral_scores"]
+__all__ = [
+    "caf_shares",
+    "covariance_bound_agnostic_filter",
+    "spectral_scores",
+    "top_projections",
+]
 
 # Squared projections that differ by less than this fraction of them are equal.
 _TIE = 1e-9
@@ -38,9 +43,19 @@ def spectral_scores(updates: Tensor) -> Tensor:
         >>> spectral_scores(updates).round(decimals=6)
         tensor([1., 1., 9., 9.], dtype=torch.float64)
     """
-    center = updates.mean(dim=0, dtype=wide_dtype(updates.device))
-    gram = gram_matrix(updates, center=center).cpu().double()
-    values, vectors = torch.linalg.eigh(gram)
+    return top_projections(gram_matrix(updates, column_mean(updates)))
+
+
+def top_projections(gram: Tensor) -> Tensor:
+    """Return what `spectral_scores` does, given the inner products of the updates.
+
+    Args:
+        gram: Taken around the mean of the updates (`column_mean`), shape $(m, m)$.
+
+    Returns:
+        Shape $(m,)$, float64, on the CPU.
+    """
+    values, vectors = torch.linalg.eigh(gram.cpu().double())
     scores: Tensor = values[-1].clamp(min=0) * vectors[:, -1].square()
     return scores
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -12,7 +13,10 @@ from torch import Tensor
 from fedrec.exceptions import ShapeError
 from fedrec.random import numpy_generator
 
-__all__ = ["consistency_scores", "gap_statistic", "upper_cluster"]
+__all__ = ["consistency_scores", "gap_statistic", "measured_consistency", "upper_cluster"]
+
+# Of previous updates and updates, shape (k, d) each: a number a client, shape (k,).
+Measure = Callable[[Tensor, Tensor], Tensor]
 
 # Dispersions of scores in [0, 1] below this count as zero; keeps logarithms finite.
 _TINY = 1e-12
@@ -45,24 +49,47 @@ def consistency_scores(previous: Tensor, updates: Tensor, hvp: Tensor) -> Tensor
         >>> consistency_scores(before, torch.tensor([[2.0], [4.0]]), torch.tensor([1.0]))
         tensor([0.2500, 0.7500], dtype=torch.float64)
     """
+    return measured_consistency(lambda measure: measure(previous, updates), hvp)
+
+
+def measured_consistency(measured: Callable[[Measure], Tensor], hvp: Tensor) -> Tensor:
+    r"""Compute `consistency_scores` of updates wherever they are.
+
+    Args:
+        measured: Returns what a function of previous updates and updates says of each client, one
+            number a client, shape $(m,)$, on the CPU.
+        hvp: $\hat H (w_t - w_{t-1})$, shape $(d,)$, finite.
+
+    Returns:
+        As in `consistency_scores`.
+    """
+    distances = measured(lambda old, new: _distances(old, new, hvp)).double()
+    if not math.isfinite(sum(distances.tolist())):
+        unit = max(float(measured(_largest).max()), float(hvp.abs().max()))
+        distances = measured(lambda old, new: _scaled_distances(old, new, hvp, unit))
+    total = math.fsum(distances.tolist())
+    return distances / total if total > 0 else torch.full_like(distances, 1 / len(distances))
+
+
+def _distances(previous: Tensor, updates: Tensor, hvp: Tensor) -> Tensor:
     # Row by row: a row fits the cache, and nothing of the size of all updates is allocated.
     rows = [
         torch.linalg.vector_norm(new - old - hvp)
         for old, new in zip(previous, updates, strict=True)
     ]
-    distances = torch.stack(rows).cpu().double()
-    if not math.isfinite(sum(distances.tolist())):
-        distances = _scaled_distances(previous, updates, hvp)
-    total = math.fsum(distances.tolist())
-    return distances / total if total > 0 else torch.full_like(distances, 1 / len(rows))
+    return torch.stack(rows).cpu()
 
 
-def _scaled_distances(previous: Tensor, updates: Tensor, hvp: Tensor) -> Tensor:
+def _largest(previous: Tensor, updates: Tensor) -> Tensor:
+    norms = [torch.linalg.vector_norm(x, ord=math.inf, dim=1) for x in (previous, updates)]
+    return torch.maximum(*norms).cpu()
+
+
+def _scaled_distances(previous: Tensor, updates: Tensor, hvp: Tensor, unit: float) -> Tensor:
     """Return the distances in units of the largest entry, which neither overflow nor need to.
 
     In float64, which only the CPU is sure to have.
     """
-    unit = max(float(torch.linalg.vector_norm(x, ord=math.inf)) for x in (previous, updates, hvp))
     shift = hvp.cpu().double() / unit
     rows = [
         torch.linalg.vector_norm(new.cpu().double() / unit - old.cpu().double() / unit - shift)

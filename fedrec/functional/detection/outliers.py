@@ -8,10 +8,15 @@ from torch import Tensor
 
 from fedrec.exceptions import ShapeError
 from fedrec.functional.distances import gram_matrix
-from fedrec.functional.kernels._columns import wide_dtype
+from fedrec.functional.kernels._columns import column_mean
 from fedrec.random import torch_generator
 
-__all__ = ["modified_z_scores", "principal_coordinates", "robust_distances"]
+__all__ = [
+    "modified_z_scores",
+    "principal_coordinates",
+    "principal_projections",
+    "robust_distances",
+]
 
 # Make a median, or a mean, absolute deviation an estimate of the standard deviation.
 _MEDIAN_FACTOR = 0.6744897501960817
@@ -75,9 +80,20 @@ def principal_coordinates(updates: Tensor, num_components: int) -> Tensor:
                 [1.],
                 [2.]], dtype=torch.float64)
     """
-    center = updates.mean(dim=0, dtype=wide_dtype(updates.device))
-    gram = gram_matrix(updates, center=center).cpu().double()
-    values, vectors = torch.linalg.eigh(gram)
+    return principal_projections(gram_matrix(updates, column_mean(updates)), num_components)
+
+
+def principal_projections(gram: Tensor, num_components: int) -> Tensor:
+    """Return what `principal_coordinates` does, given the inner products of the updates.
+
+    Args:
+        gram: Taken around the mean of the updates (`column_mean`), shape $(m, m)$.
+        num_components: $k$, at most $m$.
+
+    Returns:
+        Shape $(m, k)$, float64, on the CPU; the sign of a column is arbitrary.
+    """
+    values, vectors = torch.linalg.eigh(gram.cpu().double())
     order = torch.arange(len(values) - 1, len(values) - 1 - num_components, -1)
     coordinates: Tensor = values[order].clamp(min=0).sqrt() * vectors[:, order]
     return coordinates

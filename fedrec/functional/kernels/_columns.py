@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "column_mean",
     "inner_products",
     "mean_around",
     "standard_deviation",
@@ -86,3 +87,8 @@ def standard_deviation(updates: Tensor, mean: Tensor, correction: int = 0) -> Te
     """
     parts = [block.square_().sum(dim=0) for block in wide_blocks(updates, mean)]
     return (torch.cat(parts) / max(1, len(updates) - correction)).sqrt().to(mean)
+
+
+def column_mean(updates: Tensor) -> Tensor:
+    """Compute the mean of updates, shape $(m, d)$, in float64 where there is that."""
+    return updates.mean(dim=0, dtype=wide_dtype(updates.device))

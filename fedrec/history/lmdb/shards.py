@@ -31,6 +31,7 @@ from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, RoundIndex
 
 __all__ = [
+    "MODELS",
     "AnySnapshot",
     "ShardSnapshots",
     "damage_of_shard",
@@ -51,7 +52,8 @@ _NAME = re.compile(r"shard-(\d{3,})")
 # What all shards say of a round; checksums of vectors differ where the shards are encrypted.
 _SHARED = ("cohort", "present", "num_samples", "refused", "departure")
 _OF_UPDATES = ("updates", "bounds", "max_error")
-_MODELS = {GLOBAL_WEIGHTS: "global_weights", AGGREGATE: "aggregate", BUFFERS: "buffers"}
+# Vectors that every shard has, by what an entry calls them.
+MODELS = {GLOBAL_WEIGHTS: "global_weights", AGGREGATE: "aggregate", BUFFERS: "buffers"}
 
 
 def shard_folder(directory: Path, shard: int) -> Path:
@@ -218,7 +220,7 @@ class ShardSnapshots:
     ) -> None:
         if self.recording.pending:  # they agree when that is done
             return
-        shared = _SHARED if self.recording.manifest.encryption else (*_SHARED, *_MODELS.values())
+        shared = _SHARED if self.recording.manifest.encryption else (*_SHARED, *MODELS.values())
         different = [name for name in shared if part[name] != first[name]]
         if different:
             raise self._disagree(t, shard, NAMES[ROUND], f"it has other entries {different}")
@@ -243,7 +245,7 @@ class ShardSnapshots:
         first: dict[int, bytes] = {}
         for shard, snapshot in self.shards.items():
             entry, _ = snapshot.entry(t)
-            for index, name in _MODELS.items():
+            for index, name in MODELS.items():
                 if entry[name] is not None:
                     payload = bytes(snapshot.payload(t, "models", index, entry[name])[0])
                     if first.setdefault(index, payload) != payload:

@@ -14,9 +14,7 @@ from fedrec.history.lmdb.environment import Environment
 from fedrec.history.lmdb.history import LMDBHistory
 from fedrec.history.lmdb.records import (
     AGGREGATE,
-    BUFFERS,
     FLOAT32,
-    GLOBAL_WEIGHTS,
     MANIFEST,
     ROUND,
     StoredManifest,
@@ -24,13 +22,12 @@ from fedrec.history.lmdb.records import (
     digest,
     key,
 )
-from fedrec.history.lmdb.shards import AnySnapshot
+from fedrec.history.lmdb.shards import MODELS, AnySnapshot
 from fedrec.history.manifest import FLOAT_BYTES
 from fedrec.history.tools.check import check
 
 __all__ = ["Progress", "copy_rounds", "require_whole"]
 
-_MODELS = {GLOBAL_WEIGHTS: "global_weights", AGGREGATE: "aggregate", BUFFERS: "buffers"}
 
 #: Called with the number of rounds that are left.
 Progress = Callable[[int], None]
@@ -133,7 +130,7 @@ def _copy_round(
     t = entry["round"]
     checksum_of = dict(zip(entry["present"], entry["updates"], strict=True))
     vectors = [("updates", i, c) for i, c in sorted(checksum_of.items()) if c is not None]
-    vectors += [("models", i, entry[name]) for i, name in _MODELS.items() if entry[name]]
+    vectors += [("models", i, entry[name]) for i, name in MODELS.items() if entry[name]]
     new_checksum_of: dict[int, str] = {}
     num_bytes = FLOAT_BYTES * copied.manifest.num_parameters
     at_once = max(1, LMDBHistory.transaction_bytes // num_bytes)
@@ -150,7 +147,7 @@ def _copy_round(
                 target.append(txn, database, key(t, index), record)
             if start + at_once >= len(vectors):
                 entry["updates"] = [new_checksum_of.get(index) for index in entry["present"]]
-                entry |= {name: new_checksum_of.get(index) for index, name in _MODELS.items()}
+                entry |= {name: new_checksum_of.get(index) for index, name in MODELS.items()}
                 record, _ = copied.pack(t, ROUND, canonical(entry))
                 target.append(txn, "rounds", key(t, ROUND), record)
     return digest(record)

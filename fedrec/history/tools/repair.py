@@ -9,8 +9,8 @@ import dataclasses
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,15 @@ from fedrec.distributed.sharding import Sharding
 from fedrec.exceptions import HistoryCorruptedError, HistoryError
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.environment import DATA, beside, put_in_place
-from fedrec.history.lmdb.records import FORGOTTEN, REPAIRS, StoredManifest, canonical
-from fedrec.history.lmdb.shards import REPAIRING, ShardSnapshots, damage_of_shard, of_whole
+from fedrec.history.lmdb.reading import Snapshot
+from fedrec.history.lmdb.records import FORGOTTEN, NAMES, REPAIRS, StoredManifest, canonical
+from fedrec.history.lmdb.shards import (
+    MODELS,
+    REPAIRING,
+    ShardSnapshots,
+    damage_of_shard,
+    of_whole,
+)
 from fedrec.history.tools.check import BROKEN_CHAIN, check
 from fedrec.history.tools.copying import Progress, copy_rounds, require_whole
 from fedrec.history.tools.opening import Part, Parts, alone
@@ -30,9 +37,11 @@ __all__ = ["Compaction", "Repair", "compact", "repair"]
 
 BACKUP = "data.mdb.damaged"
 DROPPED = "damaged, dropped by a repair"
+# What every shard has, by the name of the part.
+_VECTORS = frozenset(NAMES[index] for index in MODELS)
 # What an interrupted repair of shards has written down.
 _PLANNED = frozenset(
-    {"store_id", "damage", "rounds_before", "rounds", "dropped", "repairs", "forgotten"}
+    {"store_id", "damage", "rounds_before", "rounds", "dropped", "mended", "repairs", "forgotten"}
 )
 
 
@@ -58,6 +67,7 @@ class Repair:
         rounds_before: Rounds before the repair.
         rounds: Rounds that are left, `0..rounds - 1`.
         dropped: Round and client of each update that was dropped from a round that is left.
+        mended: What was damaged in one shard, and was taken from another.
         backups: Where the old files are kept, one for each shard; none if nothing was damaged.
     """
 
@@ -65,6 +75,7 @@ class Repair:
     rounds_before: int
     rounds: int
     dropped: tuple[tuple[int, str], ...]
+    mended: tuple[Damage, ...]
     backups: tuple[Path, ...]
 
 
@@ -140,7 +151,8 @@ def repair(
     (`info`). It has a new `store_id`, so that no half-finished recovery from the damaged history
     goes on with it.
 
-    Of a history in shards, what is damaged in one goes from all of them, and so do the rounds that
+    Every shard of a history has the global weights, aggregates and buffers: what is damaged in one
+    is taken from another. All else that has to go goes from all shards, and so do the rounds that
     one has lost. Until an interrupted repair is finished, by calling it again, the history cannot
     be used.
 
@@ -187,13 +199,20 @@ def repair(
                 rounds_before=plan["rounds_before"],
                 rounds=plan["rounds"],
                 dropped=(),
+                mended=(),
                 backups=(),
             )
         if whole.sharded:  # from here on, it has to be finished
             write_atomically(whole.directory / REPAIRING, canonical(plan) + b"\n", private=True)
-        for part, of_part in _in_turn(whole, progress):
-            if part.recording.manifest.store_id != plan["store_id"]:
-                _rewrite(part, plan, of_part)
+        with ExitStack() as stack:
+            written = []  # all are, before one takes the place of an old one, which others may need
+            for part, of_part in _in_turn(whole, progress):
+                if part.recording.manifest.store_id != plan["store_id"]:
+                    new = stack.enter_context(beside(part.directory))
+                    _write_anew(part, whole.parts, plan, new, of_part)
+                    written.append((part.directory, new))
+            for directory, new in written:
+                _replace(directory, new)
         if whole.sharded:
             (whole.directory / REPAIRING).unlink()
             sync(whole.directory)
@@ -202,6 +221,7 @@ def repair(
         rounds_before=plan["rounds_before"],
         rounds=plan["rounds"],
         dropped=tuple((t, client_id) for t, client_id in plan["dropped"]),
+        mended=tuple(Damage(**damage) for damage in plan["mended"]),
         backups=tuple(part.directory / BACKUP for part in whole.parts),
     )
 
@@ -249,10 +269,15 @@ def _plan(whole: Parts, progress: Progress | None) -> dict[str, Any]:
     """
     damage: list[Damage] = []
     counts: list[int] = []
+    vectors: dict[tuple[int | None, str], list[Damage]] = {}
     lists = []
     for number, (part, of_part) in enumerate(_in_turn(whole, progress)):
         for left, found in check(part.recording, part.environment):
-            damage += [damage_of_shard(d, number) for d in found] if whole.sharded else found
+            named = [damage_of_shard(d, number) for d in found] if whole.sharded else found
+            damage += named
+            for one, of_shard in zip(found, named, strict=True):
+                if one.part in _VECTORS:
+                    vectors.setdefault((one.round, one.part), []).append(of_shard)
             of_part(left)
         with part.snapshot() as snapshot:
             counts.append(len(snapshot.round_numbers()))
@@ -265,6 +290,7 @@ def _plan(whole: Parts, progress: Progress | None) -> dict[str, Any]:
         "rounds_before": min(counts),
         "rounds": min(counts),
         "dropped": [],
+        "mended": [],
         "repairs": max((repairs for repairs, _ in lists), key=len),
         "forgotten": max((forgotten for _, forgotten in lists), key=len),
     }
@@ -278,17 +304,27 @@ def _plan(whole: Parts, progress: Progress | None) -> dict[str, Any]:
                 f"History `{part.directory}` was repaired before, and what was damaged then is "
                 f"still in `{backup}`. HINT: move that away, or remove it."
             )
-    rounds = min(_rounds_left(damage, counts[0]), *counts)
+    # What every shard has is taken from one in which it is whole.
+    groups = (group for group in vectors.values() if len(group) < len(whole.parts))
+    mended = [one for group in groups for one in group]
+    fatal = [one for one in damage if one not in mended]
+    rounds = min(_rounds_left(fatal, counts[0]), *counts)
     if rounds < 1:
         raise HistoryCorruptedError(
             f"History `{whole.directory}` cannot be repaired, as no round would be left: "
-            f"{damage[0]}. HINT: restore it from a copy."
+            f"{(fatal or damage)[0]}. HINT: restore it from a copy."
         )
     lost = {(d.round, d.client_id) for d in damage if d.client_id is not None}
     ids = whole.parts[0].recording.client_ids
     dropped = [[t, c] for t in range(rounds) for c in ids if (t, c) in lost]
     note = {"rounds_before": min(counts), "rounds": rounds, "dropped": dropped}
-    return {**plan, "rounds": rounds, "dropped": dropped, "repairs": [*plan["repairs"], note]}
+    changes = {
+        "rounds": rounds,
+        "dropped": dropped,
+        "mended": [dataclasses.asdict(d) for d in mended if d.round in range(rounds)],
+        "repairs": [*plan["repairs"], note],
+    }
+    return {**plan, **changes}
 
 
 def _disagreement(whole: Parts, rounds: int) -> list[Damage]:
@@ -303,32 +339,68 @@ def _disagreement(whole: Parts, rounds: int) -> list[Damage]:
     return damage
 
 
-def _rewrite(part: Part, plan: Mapping[str, Any], progress: Progress) -> None:
-    """Write a file anew without what is to go, and keep the old one as a backup."""
-    recording, directory = part.recording, part.directory
+@dataclass(frozen=True, eq=False)
+class _Mending(Snapshot):
+    """Reads rounds of a shard; vectors of the model that are damaged are read from others.
+
+    Args:
+        others: The other shards, each of which has these vectors, too.
+    """
+
+    others: tuple[Snapshot, ...]
+
+    def payload(
+        self, t: int, database: str, index: int, checksum: str
+    ) -> tuple[memoryview, int, int]:
+        try:
+            return super().payload(t, database, index, checksum)
+        except DamagedRecordError:
+            for other in self.others if index in MODELS else ():
+                with suppress(HistoryCorruptedError):
+                    return other.payload(t, database, index, other.entry(t)[0][MODELS[index]])
+            raise
+
+
+def _write_anew(
+    part: Part, parts: Sequence[Part], plan: Mapping[str, Any], new: Path, progress: Progress
+) -> None:
+    """Write one of the files without what is to go to another directory, and read it back."""
+    recording = part.recording
     lost = {(t, client_id) for t, client_id in plan["dropped"]}
     manifest = dataclasses.replace(recording.manifest, store_id=plan["store_id"])
     copied = StoredManifest(recording.history, manifest, recording.keys)
     lists = {REPAIRS: {"repairs": plan["repairs"]}}
     if plan["forgotten"]:
         lists[FORGOTTEN] = {"forgotten": plan["forgotten"]}
-    ids, backup = recording.client_ids, directory / BACKUP
-    with beside(directory) as new:
-        copy_rounds(
-            part.snapshot,
-            copied,
-            new,
-            plan["rounds"],
-            lambda t, index: DROPPED if (t, ids[index]) in lost else None,
-            lists=lists,
-        )
-        require_whole(new, copied, progress)
-        try:
-            backup.unlink(missing_ok=True)
-            backup.hardlink_to(directory / DATA)
-        except OSError as error:
-            raise HistoryError(f"`{backup}` cannot be made: {error}.") from error
-        put_in_place(new, directory)
+    ids = recording.client_ids
+
+    @contextmanager
+    def mending() -> Iterator[Snapshot]:
+        with ExitStack() as stack:
+            own = stack.enter_context(part.snapshot())
+            others = [stack.enter_context(one.snapshot()) for one in parts if one is not part]
+            yield _Mending(own.recording, own.environment, own.txn, tuple(others))
+
+    copy_rounds(
+        mending,
+        copied,
+        new,
+        plan["rounds"],
+        lambda t, index: DROPPED if (t, ids[index]) in lost else None,
+        lists=lists,
+    )
+    require_whole(new, copied, progress)
+
+
+def _replace(directory: Path, new: Path) -> None:
+    """Put a new file in the place of the old one, and keep that as a backup."""
+    backup = directory / BACKUP
+    try:
+        backup.unlink(missing_ok=True)
+        backup.hardlink_to(directory / DATA)
+    except OSError as error:
+        raise HistoryError(f"`{backup}` cannot be made: {error}.") from error
+    put_in_place(new, directory)
 
 
 def _rounds_left(damage: list[Damage], stored: int) -> int:

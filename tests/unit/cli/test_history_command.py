@@ -121,6 +121,7 @@ def test_json_of_every_command(run: Path, capfd: pytest.CaptureFixture[str]) -> 
         "rounds_before": ROUNDS,
         "rounds": ROUNDS,
         "dropped": [],
+        "mended": [],
         "backups": [],
     }
     damage_update(run, 7, 5)

@@ -41,7 +41,7 @@ from fedrec.history.tools.opening import history_folder, open_history
 
 IDS = tuple(f"client-{i}" for i in range(5))  # of three shards: 0 1 | 2 3 | 4
 D = 2000
-WEIGHTS, ROUND = 2**32 - 4, 2**32 - 1
+WEIGHTS, AGGREGATE, ROUND = 2**32 - 4, 2**32 - 3, 2**32 - 1
 ORDER = (IDS[4], IDS[1], IDS[3])
 
 
@@ -70,9 +70,9 @@ def the_round(arrays: Callable[..., RoundArrays], t: int) -> RoundArrays:
     return arrays(t)
 
 
-def same(a: Path, b: Path) -> None:
+def same(a: Path, b: Path, key: str | None = None) -> None:
     """Check that two histories read the same."""
-    with open_history(a) as one, open_history(b) as other:
+    with open_history(a) as one, open_history(b, master_key=key) as other:
         assert one.rounds() == other.rounds()
         for t in one.rounds():
             assert one.index(t) == other.index(t)
@@ -237,9 +237,39 @@ def test_a_damaged_update_goes_from_all_shards(record: Callable[..., Path]) -> N
     assert repair(shards).backups == ()
 
 
+@pytest.mark.parametrize("key", [None, "env:THE_KEY"])
+@pytest.mark.parametrize("index", [WEIGHTS, AGGREGATE])
+def test_a_damaged_vector_of_the_model_is_taken_from_another_shard(
+    record: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, index: int, key: str | None
+) -> None:
+    if key is not None:
+        pytest.importorskip("cryptography")
+        monkeypatch.setenv("THE_KEY", "cd" * 32)
+    whole, shards = record("whole", None), record("shards", master_key=key)
+    for shard in (0, 2):
+        damage_record(shards / f"shard-00{shard}", 2, index)
+    done = repair(shards, master_key=key)
+    assert (done.rounds, done.rounds_before, done.dropped) == (4, 4, ())
+    assert len(done.mended) == 2
+    assert done.mended == done.damage
+    same(whole, shards, key)
+    with ShardedHistory(shards, master_key=key) as store:
+        assert store.verify() == range(4)
+
+
+def test_a_vector_that_is_damaged_in_every_shard_takes_its_round(
+    record: Callable[..., Path],
+) -> None:
+    shards = record("shards")
+    for shard in range(3):
+        damage_record(shards / f"shard-00{shard}", 2, WEIGHTS)
+    done = repair(shards)
+    assert (done.rounds, done.mended, len(done.damage)) == (2, (), 3)
+
+
 def test_rounds_that_one_shard_loses_go_from_all(record: Callable[..., Path]) -> None:
     shards = record("shards")
-    damage_record(shards / "shard-002", 2, WEIGHTS)
+    damage_record(shards / "shard-002", 2, ROUND)
     done = repair(shards)
     assert (done.rounds, done.rounds_before, done.dropped) == (2, 4, ())
     with ShardedHistory(shards) as store:

@@ -1,0 +1,75 @@
+"""What malicious clients send, made where their updates are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from fedrec.attacks.base import Attack, AttackContext
+from fedrec.distributed.updates import ShardedUpdates
+from fedrec.exceptions import UpdateError
+from fedrec.types import CohortUpdates, rows_of
+
+__all__ = ["crafted"]
+
+MakeContext = Callable[[Sequence[str], "slice | None"], AttackContext]
+
+
+def crafted(
+    attack: Attack, sent: CohortUpdates, malicious: Collection[str], make_context: MakeContext
+) -> CohortUpdates:
+    """Return what clients send under an attack, given what they computed.
+
+    Of updates in shards, no process is given more than the attack looks at:
+
+    - nothing of other shards, if each malicious client is on its own;
+    - columns of all updates that the attack looks at, if it works column by column;
+    - else all these updates: those of malicious clients, or with full knowledge of everybody. So
+      it is with a memory, too, which has to be the same in every process.
+
+    Args:
+        attack: The attack.
+        sent: What they computed, malicious clients among them.
+        malicious: All malicious clients.
+        make_context: Makes the attack's context, of the clients whose updates it is shown, and the
+            columns if not all; new for each call, so that random draws begin anew.
+
+    Raises:
+        UpdateError: If the attack returns another shape than it was given.
+    """
+
+    def craft(updates: Tensor, client_ids: Sequence[str], columns: slice | None = None) -> Tensor:
+        mask = torch.tensor([c in malicious for c in client_ids], device=updates.device)
+        found = attack.craft(updates, mask, make_context(client_ids, columns))
+        if found.shape != updates.shape:
+            raise UpdateError(
+                f"Expected {type(attack).__name__}.craft to return shape "
+                f"{tuple(updates.shape)}, but got {tuple(found.shape)}."
+            )
+        return found
+
+    if not isinstance(sent, ShardedUpdates):
+        return dataclasses.replace(sent, updates=craft(sent.updates, sent.client_ids))
+    own = sent.select([c for c in sent.client_ids if c in malicious])
+    shown = sent if attack.full_knowledge else own
+    if not (attack.full_knowledge or attack.colludes or attack.has_memory):
+        parts = own.shards().values()
+        own = own.with_rows([craft(part.updates, part.client_ids) for part in parts])
+    elif attack.crafts_by_columns:
+        ids = sent.sharding.in_order(shown.client_ids)
+        rows = [i for i, c in enumerate(ids) if c in malicious]
+        own = shown.rows_by_columns(
+            lambda columns, block: craft(block, ids, columns)[rows], own.client_ids
+        )
+    else:
+        found = craft(shown.updates, shown.client_ids)
+        whole = dataclasses.replace(shown, updates=found)
+        made = ShardedUpdates.of(whole, sent.sharding, sent.ranks)
+        if attack.full_knowledge:
+            return made
+        own = made
+    parts_of = [(sent.own_ids, sent.part), (own.own_ids, own.part)]
+    return sent.with_rows([rows_of(parts_of, sent.own_ids)])
