@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedrec.exceptions import FedrecError, RecipeError
@@ -60,24 +61,40 @@ def definitions(texts: Mapping[str, str], width: int | None = None) -> str:
 
 
 def wrapped(text: str, width: int | None = None) -> str:
-    r"""Break lines that are too long between words, and indent what follows as they begin.
+    r"""Return a docstring in lines of a terminal; what goes on with a line is joined to it first.
 
     Args:
         text: Lines of text.
         width: Letters in a line; by default those of the terminal.
 
     Examples:
-        >>> print(wrapped("A list:\n    - a rule of any kind.", width=20))
-        A list:
+        >>> print(wrapped("A list of\nsome:\n    - a rule of any kind.", width=20))
+        A list of some:
             - a rule of any
-            kind.
+              kind.
     """
     width = shutil.get_terminal_size().columns if width is None else width
     lines = []
-    for line in text.splitlines():
+    for line in _joined(text.splitlines()):
         indent = line[: len(line) - len(line.lstrip())]
-        lines += lines_of(line, width, "", indent) or [""]
+        begins = _ITEM.match(line)
+        hanging = "" if begins is None else "  " if begins[1] == "- " else "    "
+        lines += lines_of(line, width, "", indent + hanging) or [""]
     return "\n".join(lines)
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    joined = [""]
+    in_code = False
+    for line in lines:
+        in_code = line.lstrip().startswith(">>>") or (in_code and line.strip() != "")
+        goes_on = line.strip() and joined[-1].strip() and not in_code and not _ITEM.match(line)
+        # What is below a heading, as `Returns:`, stays there.
+        if goes_on and not (joined[-1].endswith(":") and line.startswith(" ")):
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+    return joined[1:]
 
 
 def lines_of(text: str, width: int, first: str, others: str) -> list[str]:
@@ -99,5 +116,7 @@ def lines_of(text: str, width: int, first: str, others: str) -> list[str]:
     )
 
 
+# What begins a line of its own: items, arguments, the end of a signature, code, formulas.
+_ITEM = re.compile(r"\s*(- |\w[\w.]*: |\)|>>>|\$\$)")
 # A column of text that is narrower is hard to read.
 _LEGIBLE = 40

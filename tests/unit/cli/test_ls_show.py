@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,21 @@ def test_show_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
             }
         }
     }
+
+
+def test_show_fills_the_lines_of_a_paragraph(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = run(capsys, "show", "FedRecover")
+    assert code == 0
+    _, signature, summary, body = out.split("\n\n")[:4]
+    assert signature.splitlines()[-1] == ")"
+    assert summary == "\n".join(textwrap.wrap(" ".join(summary.split()), 60))
+    assert body == "\n".join(textwrap.wrap(" ".join(body.split()), 60, break_on_hyphens=False))
+    lines = out.splitlines()
+    args = lines[lines.index("Args:") + 1 : lines.index("Raises:") - 1]
+    assert {len(line) - len(line.lstrip()) for line in args} == {4, 8}
 
 
 def test_show_what_is_an_argument_of_another(capsys: pytest.CaptureFixture[str]) -> None:
