@@ -2,7 +2,7 @@
 
     python ranks_run.py DEVICES FOLDER STEP [FAULT RANK ROUND]
 
-STEP is `record` or `recover`; FAULT is `kill`, `hang` or `raise`; `write` or `remove` for a kill
+STEP is `record`, `recover` or `record,recover`; FAULT is `kill`, `hang` or `raise`; `write` or `remove` for a kill
 before the rank's part of the checkpoint before ROUND is written, or that of the one before is
 removed; or `guard` for data that only the rank of their client may read. What it comes to is
 written to FOLDER/STEP.txt.
@@ -116,18 +116,19 @@ def main(devices: int, folder: Path, step: str, fault: str, rank: int, at_round:
         loop.callbacks.append(_Fault(fault, at_round))
     federation = Federation(clients, module, test_dataset=data.test_dataset, malicious=["client-0"])
     history = ShardedHistory(folder / "history")
-    if step == "record":
-        rule = TrimmedMean(trim=0.2)
-        result = loop.record(
-            federation, rule, history, max_rounds=ROUNDS, server_lr=0.2, resume=True
-        )
-    else:
-        method = FedRecover(warmup_rounds=3, correction_period=4, final_rounds=1)
-        result = loop.recover(federation, history, method, federation.malicious, resume=True)
+    for each in step.split(","):
+        if each == "record":
+            rule = TrimmedMean(trim=0.2)
+            result = loop.record(
+                federation, rule, history, max_rounds=ROUNDS, server_lr=0.2, resume=True
+            )
+        else:
+            method = FedRecover(warmup_rounds=3, correction_period=4, final_rounds=1)
+            result = loop.recover(federation, history, method, federation.malicious, resume=True)
+        if loop.is_global_zero:
+            digest = hashlib.sha256(result.global_weights.numpy().tobytes()).hexdigest()
+            (folder / f"{each}.txt").write_text(digest, encoding="utf-8")
     history.close()
-    if loop.is_global_zero:
-        digest = hashlib.sha256(result.global_weights.numpy().tobytes()).hexdigest()
-        (folder / f"{step}.txt").write_text(digest, encoding="utf-8")
 
 
 if __name__ == "__main__":

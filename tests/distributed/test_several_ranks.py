@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,11 +111,11 @@ def test_recoveries_come_to_the_same_and_no_rank_gets_the_rows_of_others(tmp_pat
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What a recording and a recovery come to in one process."""
+    """What a recording and a recovery come to in one process, and the history."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    for step in ("record", "recover"):
-        _run(_HERE / "ranks_run.py", 1, folder, step)
-    return {step: (folder / f"{step}.txt").read_text() for step in ("record", "recover")}
+    _run(_HERE / "ranks_run.py", 1, folder, "record,recover")
+    found = {step: (folder / f"{step}.txt").read_text() for step in ("record", "recover")}
+    return found | {"history": folder / "history"}
 
 
 def _why(folder: Path, rank: int) -> str:
@@ -144,7 +145,7 @@ def test_a_checkpoint_that_was_interrupted_leaves_one_that_any_number_of_ranks_g
     tmp_path, undisturbed, fault
 ):
     script = _HERE / "ranks_run.py"
-    _run(script, 1, tmp_path, "record")
+    shutil.copytree(undisturbed["history"], tmp_path / "history")
     _run(script, 3, tmp_path, "recover", fault, 1, 7, code=None)
     folder = tmp_path / "run" / "recover" / "FedRecover"
     state = load_state(folder / "checkpoint.npz")
@@ -179,8 +180,8 @@ def test_a_rank_that_hangs_or_fails_is_named(tmp_path, fault, said):
 
 @pytest.mark.slow
 def test_data_are_read_by_the_rank_of_their_client_alone(tmp_path, undisturbed):
+    _run(_HERE / "ranks_run.py", 2, tmp_path, "record,recover", "guard")
     for step in ("record", "recover"):
-        _run(_HERE / "ranks_run.py", 2, tmp_path, step, "guard")
         assert (tmp_path / f"{step}.txt").read_text() == undisturbed[step]
 
 
