@@ -8,9 +8,7 @@ computed with it; whatever else is done to the output gets it as ever.
 from __future__ import annotations
 
 import importlib
-import logging
 import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -28,8 +26,6 @@ from fedrec.functional.kernels._threads import share
 
 __all__ = ["Deferrals", "Output", "WinnersFunction", "kernels"]
 
-_log = logging.getLogger(__name__)
-
 # Entries of a kernel, channels included, up to which a convolution is computed here: few numbers
 # are gathered for each output, and oneDNN, made for many channels, waits for memory.
 _SMALL_KERNEL = 32
@@ -46,16 +42,11 @@ _ENTRIES = 128  # of a window: what seven bits of a code can tell apart
 @lru_cache(maxsize=1)
 def kernels() -> Any:
     """Return the compiled functions by name; `None` if numba is absent or does not work here."""
-    began = time.perf_counter()
     try:
         module = importlib.import_module("fedrec.functional.kernels._numba_winners")
-        functions = module.compiled()
+        return module.compiled()
     except Exception:  # noqa: BLE001  # whatever a compiler may raise; the plan names what is used
         return None
-    if any(function.stats.cache_misses for function in functions.values()):
-        seconds = time.perf_counter() - began
-        _log.info("Compiled the kernels of convolutions with pooling, once, in %.0f s.", seconds)
-    return functions
 
 
 @dataclass(frozen=True)

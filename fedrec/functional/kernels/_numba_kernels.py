@@ -6,6 +6,7 @@ masked stores of "store the smaller one", which take ten times as long on some p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -36,6 +37,8 @@ __all__ = [
     "middle_mean_blocks",
     "tables",
 ]
+
+_log = logging.getLogger(__name__)
 
 #: Columns of a block. 100 rows of them fit the second-level cache twice, and a row is long enough
 #: for the memory to stream.
@@ -209,12 +212,21 @@ def compile_kernel(
 ) -> Callable[..., None]:
     """Compile a function that leaves Python's lock, or load it from numba's cache."""
     options: Any = {"nogil": True, "fastmath": set(fastmath)}
-    compiled: Callable[..., None]
+    compiled: Any
     try:
         compiled = numba.njit(signature, cache=True, **options)(function)
+        is_new = bool(compiled.stats.cache_misses)
     except (OSError, RuntimeError):  # nowhere to write, or a full disk
-        compiled = numba.njit(signature, **options)(function)
-    return compiled
+        compiled, is_new = numba.njit(signature, **options)(function), True
+    if is_new:
+        _say_once()
+    kernel: Callable[..., None] = compiled
+    return kernel
+
+
+@lru_cache(maxsize=1)
+def _say_once() -> None:
+    _log.info("Compiling for this processor, once, in a few seconds.")
 
 
 def compile_all(

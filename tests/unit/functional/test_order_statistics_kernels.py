@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import logging
 import subprocess
 import sys
 import types
@@ -200,3 +202,20 @@ def test_all_kernels_agree() -> None:
             assert torch.equal(
                 coordinate_median(x.double()), x.double().sort(0).values[14:16].mean(0)
             )
+
+
+def test_compiling_is_said_once_and_loading_is_not(tmp_path, caplog, monkeypatch):
+    kernels = pytest.importorskip("fedrec.functional.kernels._numba_kernels")
+    (tmp_path / "doubling.py").write_text("def double(x):\n    x[0] *= 2\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    caplog.set_level(logging.INFO, logger="fedrec")
+    said = []
+    for _ in range(2):
+        kernels._say_once.cache_clear()
+        sys.modules.pop("doubling", None)
+        kernel = kernels.compile_kernel(importlib.import_module("doubling").double, "void(f4[::1])")
+        values = np.ones(1, np.float32)
+        kernel(values)
+        assert values[0] == 2
+        said.append(len(caplog.records))
+    assert said == [1, 1]
