@@ -21,7 +21,7 @@ MARK := not slow and not live
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
 	@echo "make flower-demo record and recover with Flower: six processes over TLS on this machine"
-	@echo "make test        lint, types, tests, doctests, docs"
+	@echo "make test        lint, types, docs, tests, doctests"
 	@echo "make lint | types | tests | docs   one of them"
 	@echo "make slow        the tests that make test leaves out: many kills, many random modules"
 	@echo "make live        federations of Flower whose processes are killed; ten minutes"
@@ -35,12 +35,11 @@ quickstart: $(INSTALLED)
 flower-demo: $(INSTALLED)
 	@$(BIN)/python fedrec/cli/templates/flower/start.py --folder runs/flower-demo
 
-# One after the other, cheapest first, also under `make -j`.
+# Cheapest first; types and docs take a core each, and tests two.
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory -j 2 --output-sync types docs
 	@$(MAKE) --no-print-directory tests
-	@$(MAKE) --no-print-directory docs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -52,7 +52,7 @@ def federation(**arguments: Any) -> Federation:
 def main(devices: int, file: Path) -> None:
     warnings.simplefilter("ignore")
     loop = FederatedLoop(
-        accelerator="cpu", devices=devices, num_shards=5, logger=False, enable_progress_bar=False,
+        accelerator="cpu", devices=devices, num_shards=4, logger=False, enable_progress_bar=False,
         eval_every=100, timeout=120,
     )  # fmt: skip
     outcomes: dict[str, str] = {}
@@ -73,7 +73,7 @@ def main(devices: int, file: Path) -> None:
     def record(**arguments: Any) -> tuple[MemoryHistory, RunResult]:
         history = MemoryHistory()
         given = {
-            "federation": federation(), "aggregator": Median(), "max_rounds": 4, "server_lr": 0.1,
+            "federation": federation(), "aggregator": Median(), "max_rounds": 3, "server_lr": 0.1,
             **arguments,
         }  # fmt: skip
         return history, loop.record(history=history, **given)

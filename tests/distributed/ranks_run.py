@@ -2,10 +2,10 @@
 
     python ranks_run.py DEVICES FOLDER STEP [FAULT RANK ROUND]
 
-STEP is `record`, `recover` or `record,recover`; FAULT is `kill`, `hang` or `raise`; `write` or `remove` for a kill
-before the rank's part of the checkpoint before ROUND is written, or that of the one before is
-removed; or `guard` for data that only the rank of their client may read. What it comes to is
-written to FOLDER/STEP.txt.
+STEP is `record`, `recover` or `record,recover`; FAULT, in the last step, is `kill`, `hang` or
+`raise`; `write` or `remove` for a kill before the rank's part of the checkpoint before ROUND is
+written, or that of the one before is removed; or, in all, `guard` for data that only the rank of
+their client may read. What a step comes to is written to FOLDER/STEP.txt.
 """
 
 from __future__ import annotations
@@ -92,6 +92,18 @@ class _Guarded(Dataset):
         return self.samples[index]
 
 
+def _arm(
+    loop: FederatedLoop, clients: list[_Failing], fault: str, rank: int, at_round: int
+) -> None:
+    if fault == "raise":
+        clients[-1].at_round = at_round  # of the last shard, and so of the last rank
+    elif fault in ("write", "remove") and loop.runtime.ranks.rank == rank:
+        _KilledSaving.at_step, _KilledSaving.at_round = fault, at_round
+        recovery.ShardFiles = _KilledSaving
+    elif fault in ("kill", "hang") and loop.runtime.ranks.rank == rank:
+        loop.callbacks.append(_Fault(fault, at_round))
+
+
 def main(devices: int, folder: Path, step: str, fault: str, rank: int, at_round: int) -> None:
     loop = FederatedLoop(
         accelerator="cpu", devices=devices, num_shards=4, logger=False, enable_progress_bar=False,
@@ -107,16 +119,12 @@ def main(devices: int, folder: Path, step: str, fault: str, rank: int, at_round:
         half, first = len(clients) // 2, loop.is_global_zero
         for i, client in enumerate(clients):
             client.dataset = _Guarded(client.dataset, (i < half) == first)
-    if fault == "raise":
-        clients[-1].at_round = at_round  # of the last shard, and so of the last rank
-    elif fault in ("write", "remove") and loop.runtime.ranks.rank == rank:
-        _KilledSaving.at_step, _KilledSaving.at_round = fault, at_round
-        recovery.ShardFiles = _KilledSaving
-    elif fault in ("kill", "hang") and loop.runtime.ranks.rank == rank:
-        loop.callbacks.append(_Fault(fault, at_round))
     federation = Federation(clients, module, test_dataset=data.test_dataset, malicious=["client-0"])
     history = ShardedHistory(folder / "history")
-    for each in step.split(","):
+    steps = step.split(",")
+    for each in steps:
+        if each == steps[-1]:
+            _arm(loop, clients, fault, rank, at_round)
         if each == "record":
             rule = TrimmedMean(trim=0.2)
             result = loop.record(

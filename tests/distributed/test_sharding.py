@@ -176,3 +176,11 @@ def test_arguments_of_the_loop_are_checked_before_a_process_is_started(arguments
     with pytest.raises(ConfigurationError) as error:
         FederatedLoop(**arguments)
     assert message in str(error.value)
+
+
+def test_devices_are_those_that_torchrun_has_started(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = r"Expected `devices` to be such that devices \* num_nodes is 2, but got 3"
+    with pytest.raises(ConfigurationError, match=said):
+        FederatedLoop(devices=3)
