@@ -25,11 +25,17 @@ _inline: Any = register_jitable
 
 @_inline
 def sum_rows(rows, factors, out):  # type: ignore[no-untyped-def]
-    """Write `factors @ rows`."""
-    x, a = rows[0], factors[0]
+    """Write `factors @ rows`, adding one row after the other."""
     for j in range(len(out)):
-        out[j] = a * x[j]
-    for i in range(1, len(rows)):
+        out[j] = 0
+    whole = len(rows) // 4 * 4
+    # Four at a time: with one, the sums are read and written as often as the rows are read.
+    for i in range(0, whole, 4):
+        x0, x1, x2, x3 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        a0, a1, a2, a3 = factors[i], factors[i + 1], factors[i + 2], factors[i + 3]
+        for j in range(len(out)):
+            out[j] = (((out[j] + a0 * x0[j]) + a1 * x1[j]) + a2 * x2[j]) + a3 * x3[j]
+    for i in range(whole, len(rows)):
         x, a = rows[i], factors[i]
         for j in range(len(out)):
             out[j] += a * x[j]
