@@ -98,11 +98,7 @@ class Sharding:
 
     def counts(self, client_ids: Sequence[str]) -> list[int]:
         """Return how many of the clients belong to each rank."""
-        return self.owned_counts(self._shards[c] for c in client_ids)
-
-    def owned_counts(self, shards: Iterable[int]) -> list[int]:
-        """Return how many of these shards, each as often as it is named, belong to each rank."""
         counts = [0] * self.size
-        for shard in shards:
-            counts[self.owner(shard)] += 1
+        for client_id in client_ids:
+            counts[self.owner(self._shards[client_id])] += 1
         return counts
