@@ -26,7 +26,7 @@ from workloads import workload
 
 from fedrec.functional import lbfgs_hvp
 from fedrec.loop import FederatedLoop
-from fedrec.recoverers import AnchoredLBFGS
+from fedrec.recoverers import AnchoredSecant
 from fedrec.recoverers.estimators.pairs import ClientPairs
 from fedrec.recoverers.threshold import abnormality_threshold
 from fedrec.types import CohortUpdates, RoundContext, RoundRecord
@@ -100,7 +100,7 @@ class Anchored:
         ids = tuple(f"c{i}" for i in problem.rows.tolist())
         sizes = torch.ones(len(ids), dtype=torch.int64)
         self.sent = CohortUpdates(client_ids=ids, updates=problem.historical, num_samples=sizes)
-        self.estimator = AnchoredLBFGS(
+        self.estimator = AnchoredSecant(
             history_weight=0.5, curvature_weight=1.0, buffer_size=len(problem.delta_w)
         )
         self.estimator.start(SimpleNamespace(remaining=ids), range(10**6))

@@ -39,7 +39,7 @@ from fedrec.history import LMDBHistory
 from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe
 from fedrec.recipe.schema import Parts, build_parts
-from fedrec.recoverers import AnchoredLBFGS, FedRecover, Recoverer, TrainFromScratch
+from fedrec.recoverers import AnchoredSecant, FedRecover, Recoverer, TrainFromScratch
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SMALL = (
@@ -75,7 +75,7 @@ SETTINGS = {
 
 def anchored(**arguments: Any) -> FedRecover:
     """Return FedRecover with this estimator."""
-    return FedRecover(estimator=AnchoredLBFGS(**arguments))
+    return FedRecover(estimator=AnchoredSecant(**arguments))
 
 
 RULES: dict[str, Recoverer] = {

@@ -13,7 +13,7 @@ from fedrec.history.codecs.int8 import MOST, expand
 from fedrec.history.codecs.rows import map_rows
 from fedrec.types import CohortUpdates, LazyUpdates
 
-__all__ = ["UndecodedUpdates"]
+__all__ = ["UndecodedUpdates", "stored_rows"]
 
 
 class UndecodedUpdates(LazyUpdates):
@@ -55,3 +55,20 @@ class UndecodedUpdates(LazyUpdates):
     def to(self, device: torch.device) -> CohortUpdates:
         """Return the updates on a device; the object itself if that is the CPU."""
         return self if device.type == "cpu" else super().to(device)
+
+
+def stored_rows(
+    sent: CohortUpdates,
+) -> NDArray[np.float32] | tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return updates, or what they are decoded from if nobody has done that yet.
+
+    Args:
+        sent: Updates of $m$ clients, on the CPU.
+
+    Returns:
+        C-contiguous rows, shape $(m, d)$; or codes and steps, see `UndecodedUpdates`.
+    """
+    if isinstance(sent, UndecodedUpdates) and sent.is_plain:
+        return sent.codes, sent.steps
+    rows: NDArray[np.float32] = sent.updates.contiguous().numpy()
+    return rows

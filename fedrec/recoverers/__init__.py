@@ -5,7 +5,7 @@ from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.crab import Crab
 from fedrec.recoverers.estimators import (
     AggregatedEstimates,
-    AnchoredLBFGS,
+    AnchoredSecant,
     Estimates,
     Estimator,
     HistoricalUpdate,
@@ -25,7 +25,7 @@ from fedrec.recoverers.weight_negation import WeightNegation
 
 __all__ = [
     "AggregatedEstimates",
-    "AnchoredLBFGS",
+    "AnchoredSecant",
     "Crab",
     "Estimates",
     "Estimator",

@@ -17,7 +17,7 @@ from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.estimators import (
-    AnchoredLBFGS,
+    AnchoredSecant,
     Estimator,
     HistoricalUpdate,
     PairedLBFGS,
@@ -36,7 +36,7 @@ __all__ = ["FedRecover"]
 _log = logging.getLogger(__name__)
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
-    "anchored": AnchoredLBFGS,
+    "anchored": AnchoredSecant,
     "paired": PairedLBFGS,
     "paper": PaperLBFGS,
     "history": HistoricalUpdate,
@@ -77,7 +77,7 @@ class FedRecover(ReplayRecoverer):
             `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
         estimator: An `Estimator`, or the name of one with its default arguments: `"anchored"` for
-            `AnchoredLBFGS`; `"paired"` for `PairedLBFGS`, the paper's method; `"paper"` for
+            `AnchoredSecant`; `"paired"` for `PairedLBFGS`, the paper's method; `"paper"` for
             `PaperLBFGS`, the paper's literal reading; `"history"` for `HistoricalUpdate`, a
             control. With `"none"`, stored as `None`, rounds in which clients are not asked make no
             step (the paper's variant without approximation).

@@ -1,4 +1,4 @@
-"""AnchoredLBFGS against float64 NumPy, client by client and with dense matrices."""
+"""AnchoredSecant against float64 NumPy, client by client and with dense matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrec import Attack, FederatedLoop
 from fedrec.aggregators import FedAvg
 from fedrec.federation import ClientSampler
 from fedrec.history import MemoryHistory
-from fedrec.recoverers import AnchoredLBFGS, FedRecover, TrainFromScratch
+from fedrec.recoverers import AnchoredSecant, FedRecover, TrainFromScratch
 from fedrec.recoverers.estimators import Estimates
 from fedrec.testing.problems import quadratic_federation
 
@@ -157,7 +157,7 @@ def test_trajectory_is_that_of_the_formula(arguments, tau: float) -> None:
         final_rounds=FINAL,
         abnormality_threshold=None if np.isinf(tau) else tau,
         tolerance_rate=None,
-        estimator=AnchoredLBFGS(**arguments),
+        estimator=AnchoredSecant(**arguments),
     )
     result = loop.recover(federation, history, method, federation.malicious)
     np.testing.assert_allclose(result.global_weights.numpy(), expected, atol=2e-4)
@@ -220,14 +220,14 @@ def test_corollary_1_exact_products_give_training_from_scratch(
     """
     federation, history, loop, scratch = reversed_training
     hessians = torch.stack([c.hessian for c in federation.clients])
-    allocate = AnchoredLBFGS._allocate
+    allocate = AnchoredSecant._allocate
 
     def with_exact(self, weights) -> None:
         allocate(self, weights)
         self._pairs = ExactProducts(hessians)
 
-    monkeypatch.setattr(AnchoredLBFGS, "_allocate", with_exact)
-    estimator = AnchoredLBFGS(**arguments)
+    monkeypatch.setattr(AnchoredSecant, "_allocate", with_exact)
+    estimator = AnchoredSecant(**arguments)
     found = recovered(federation, history, loop, estimator, correction_period=period)
     torch.testing.assert_close(found, scratch, atol=2e-5, rtol=0)
 
@@ -243,10 +243,10 @@ def test_corollary_1_with_pairs_that_are_exact(arguments) -> None:
     scratch = loop.recover(
         federation, history, TrainFromScratch(), federation.malicious, max_rounds=EARLY
     )
-    found = recovered(federation, history, loop, AnchoredLBFGS(buffer_size=1, **arguments))
+    found = recovered(federation, history, loop, AnchoredSecant(buffer_size=1, **arguments))
     torch.testing.assert_close(found, scratch.global_weights, atol=2e-5, rtol=0)
     # Without products the same rounds end elsewhere.
-    without = recovered(federation, history, loop, AnchoredLBFGS(curvature_weight=0.0, **arguments))
+    without = recovered(federation, history, loop, AnchoredSecant(curvature_weight=0.0, **arguments))
     assert float((without - scratch.global_weights).norm()) > 1e-3
 
 
@@ -254,9 +254,9 @@ def test_it_is_the_papers_estimate_where_the_newest_pairs_fit(reversed_training)
     """gb + dg0 + H (v - dw0) is gb + H v if H dw0 = dg0: here all curvature is positive."""
     federation, history, loop, _ = reversed_training
     whole = {"gain": 1.0, "curvature_weight": 1.0}
-    found = recovered(federation, history, loop, AnchoredLBFGS(history_weight=1.0, **whole))
+    found = recovered(federation, history, loop, AnchoredSecant(history_weight=1.0, **whole))
     torch.testing.assert_close(
         found, recovered(federation, history, loop, "paired"), atol=2e-5, rtol=0
     )
-    other = recovered(federation, history, loop, AnchoredLBFGS(history_weight=0.5, **whole))
+    other = recovered(federation, history, loop, AnchoredSecant(history_weight=0.5, **whole))
     assert float((other - found).norm()) > 1e-3

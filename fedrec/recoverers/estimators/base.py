@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -92,7 +93,7 @@ class Estimator(Component, ABC):
 
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
-    ) -> Tensor | None:
+    ) -> Any:
         r"""Learn from the exact updates of some clients; by default nothing.
 
         Args:
@@ -105,18 +106,18 @@ class Estimator(Component, ABC):
                 `"fallback"`.
 
         Returns:
-            What is to be known of these clients where the others are: a small row for each, shape
-            $(k, ...)$, on the CPU, for `pool`; or `None`.
+            What is to be known of these clients where the others are, for `pool`; or `None`.
         """
         return None
 
-    def pool(self, statistics: Tensor) -> None:
+    def pool(self, statistics: Sequence[Any]) -> None:
         """Learn from what `observe` returned of all clients that were asked; by default nothing.
 
         It is called after `observe`, also if none of them is in this estimator's shard.
 
         Args:
-            statistics: The rows of all of them, shape $(k, ...)$, in the order of the shards.
+            statistics: What it returned of each shard with such clients, in the order of the
+                shards; never empty.
         """
 
     @abstractmethod

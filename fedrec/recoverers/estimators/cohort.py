@@ -73,9 +73,8 @@ class CohortEstimator:
         ]
         every = [one for some in self._gather(found) for one in some if one is not None]
         if every:
-            statistics = torch.cat(every)
             for estimator in self._own.values():
-                estimator.pool(statistics)
+                estimator.pool(every)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> tuple[CohortUpdates, Tensor]:
         """Estimate the updates of the clients of `record`; see `Estimator.estimate`.

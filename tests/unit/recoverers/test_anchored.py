@@ -1,4 +1,4 @@
-"""AnchoredLBFGS by hand: two clients, two parameters."""
+"""AnchoredSecant by hand: two clients, two parameters."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedrec.exceptions import ConfigurationError
 from fedrec.functional.aggregation.order_statistics import use_kernel
 from fedrec.history import MemoryHistory
 from fedrec.loop import FederatedLoop
-from fedrec.recoverers import AnchoredLBFGS, FedRecover, PairedLBFGS
+from fedrec.recoverers import AnchoredSecant, FedRecover, PairedLBFGS
 from fedrec.testing.problems import quadratic_federation
 from fedrec.types import CohortUpdates, RoundRecord
 
 NONE = torch.zeros(2)
 
 
-def started(**arguments: Any) -> AnchoredLBFGS:
-    estimator = AnchoredLBFGS(**arguments)
+def started(**arguments: Any) -> AnchoredSecant:
+    estimator = AnchoredSecant(**arguments)
     estimator.start(SimpleNamespace(remaining=("a", "b")), range(10))  # type: ignore[arg-type]
     return estimator
 
 
-def learn(estimator: AnchoredLBFGS, *observed: Any) -> None:
+def learn(estimator: AnchoredSecant, *observed: Any) -> None:
     """Let it learn from a round, as the only one."""
     statistics = estimator.observe(*observed)
     if statistics is not None:
@@ -62,7 +62,7 @@ def record(t: int, updates: list[list[float]], weights: Tensor = NONE, ids: str 
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        AnchoredLBFGS(**arguments)
+        AnchoredSecant(**arguments)
 
 
 @pytest.mark.parametrize(("beta", "expected"), [(0.0, 5.0), (0.5, 6.0), (1.0, 7.0)])
@@ -100,7 +100,7 @@ def test_the_weight_of_history_is_a_regression_over_three_rounds() -> None:
 
 def test_weights_are_pooled_over_estimators_of_some_clients_each() -> None:
     """As above: what a's estimator and b's say of their client makes the weight of both."""
-    estimators = [AnchoredLBFGS(curvature_weight=0.0) for _ in range(3)]
+    estimators = [AnchoredSecant(curvature_weight=0.0) for _ in range(3)]
     for estimator, ids in zip(estimators, ("a", "b", "c"), strict=True):
         estimator.start(SimpleNamespace(remaining=ids), range(10))  # type: ignore[arg-type]
     for t in range(5):
@@ -179,7 +179,7 @@ def test_rounds_that_were_not_kept_move_no_anchor(keep: dict[str, int]) -> None:
     loop.record(federation, FedAvg(), history, max_rounds=30, server_lr=0.3)
     method = FedRecover(warmup_rounds=6, correction_period=5, final_rounds=3, estimator="anchored")
     result = loop.recover(federation, history, method, ["q4"])
-    assert isinstance(method.estimator, AnchoredLBFGS)
+    assert isinstance(method.estimator, AnchoredSecant)
     kept = [t for t in range(27) if "q0" in history.index(t).kept]
     asked = {e.round for e in result.ledger.entries if e.client_id == "q0"}
     newest = max((t for t in kept if t in asked), default=-1)
@@ -196,7 +196,7 @@ def test_it_tells_what_it_keeps() -> None:
 
 
 def test_a_state_can_be_taken_over_before_anything_was_observed() -> None:
-    other = AnchoredLBFGS()
+    other = AnchoredSecant()
     other.load_state_dict(started().state_dict())
     first = record(0, [[1.0, 0], [0, 0]])
     assert other.estimate(first, NONE).usable.tolist() == [False, False]
@@ -210,7 +210,7 @@ def replayed(kernel: str, threads: int = 1, **arguments: Any) -> list[Tensor]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    estimator = AnchoredLBFGS(**arguments)
+    estimator = AnchoredSecant(**arguments)
     estimator.start(SimpleNamespace(remaining=tuple(ids)), range(20))  # type: ignore[arg-type]
     hessians, found = draw(4, size).abs(), []
     rounds = {
