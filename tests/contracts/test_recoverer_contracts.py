@@ -126,7 +126,7 @@ class TestFedRecoverAnchored(RecovererContract):
 
 class TestFedRecoverAnchoredByAConstantGain(RecovererContract):
     def make(self) -> Recoverer:
-        estimator = AnchoredSecant(gain=0.3, buffer_size=1)
+        estimator = AnchoredSecant(gain=0.3, num_secants=1)
         return FedRecover(
             warmup_rounds=3,
             correction_period=2,

@@ -15,6 +15,7 @@ from fedrec.functional.aggregation.means import weighted_mean
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.history.undecoded import stored_rows
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
+from fedrec.recoverers.estimators.pairs import compiled_dots
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
@@ -238,12 +239,19 @@ class AnchoredSecant(Estimator):
     def pool(self, statistics: Sequence[Changes]) -> None:
         """Learn weights, $K_c$ and $B$ from the changes of all clients; move their anchors."""
         total = sum(one.weight for one in statistics)
-        errors, exact, recorded, model, recorded_model = (
-            torch.stack([one[i] * (one.weight / total) for one in statistics]).sum(dim=0)
-            for i in range(5)
-        )
+
+        def mean(parts: list[Tensor]) -> Tensor:
+            shares = [one.weight / total for one in statistics]
+            return torch.stack([x * w for x, w in zip(parts, shares, strict=True)]).sum(dim=0)
+
+        errors = mean([one.errors for one in statistics])
+        exact = mean([one.exact for one in statistics])
+        recorded = mean([one.recorded for one in statistics])
+        model = mean([one.model for one in statistics])
+        recorded_model = mean([one.recorded_model for one in statistics])
         lengths = torch.tensor([one.length for one in statistics], dtype=torch.float64)
-        self._length = float(lengths.median())
+        # Where half of them sent nothing, it says nothing.
+        self._length = float(lengths.median()) or float("inf")
         predicted = self._times_curvature(torch.stack([model, recorded_model]))
         self._weigh(torch.stack([exact, recorded, *predicted]))
         self._move(errors, min(one.gain for one in statistics))
@@ -454,11 +462,16 @@ def _inverse(products: Tensor) -> Tensor:
     if not 0 < float(ridge) < float("inf"):
         return torch.empty(0, dtype=torch.float64)
     eye = torch.eye(m + 1, dtype=torch.float64)
-    return points.mT @ torch.linalg.solve(squares + ridge * eye, points)
+    of_points: Tensor = torch.linalg.solve(squares + ridge * eye, points)
+    return points.mT @ of_points
 
 
 def _dots(vectors: Tensor, others: Tensor) -> Tensor:
     """Return the products of vectors, (n, d) and (m, d), in float64 on the CPU, (n, m)."""
+    n, m = len(vectors), len(others)
+    if choose_kernel(vectors.device, n, vectors.shape[1]) == "numba":  # whatever the threads
+        every = torch.arange(m).repeat(n, 1)
+        return compiled_dots(vectors, torch.arange(n), others, every)
     return (vectors.double() @ others.double().mT).cpu()
 
 
