@@ -235,6 +235,8 @@ class Engine:
         if self.attack is None or self.malicious.isdisjoint(sent.client_ids):
             return sent
 
+        streams: dict[str, tuple[torch.Generator, int]] = {}
+
         def make_context(client_ids: Sequence[str], columns: slice | None) -> AttackContext:
             aggregator = self.aggregator
             if aggregator.has_memory:  # an attacker that tries it out must not change its memory
@@ -251,6 +253,7 @@ class Engine:
                 cohort_size=len(ctx.client_ids),
                 cohort_malicious=len(self.malicious.intersection(ctx.client_ids)),
                 columns=columns,
+                streams=streams,
             )
 
         return crafted(self.attack, sent, self.malicious, make_context)
