@@ -183,10 +183,8 @@ class ShardedUpdates(CohortUpdates):
         def product(_: slice, block: Tensor) -> Tensor:
             return gram_matrix(block, None if center is None else center(block)).flatten()
 
-        shards = [0] * self.sharding.size
-        for shard in range(self.sharding.num_shards):
-            shards[self.sharding.owner(shard)] += 1
-        total = _sum(self.ranks.rows(torch.stack(self._each_block(product)), shards))
+        counts = self.sharding.owned_counts(range(self.sharding.num_shards))
+        total = _sum(self.ranks.rows(torch.stack(self._each_block(product)), counts))
         place = self.places.argsort().to(total.device)
         return total.view(len(place), -1)[place][:, place]
 
@@ -214,10 +212,7 @@ class ShardedUpdates(CohortUpdates):
                 factors = coefficients[[place[c] for c in ids]].to(self.part)
                 sums.append((factors @ self.part[begin : begin + len(ids)])[None])
                 begin += len(ids)
-        counts = [0] * self.sharding.size
-        for shard in shards:
-            counts[self.sharding.owner(shard)] += 1
-        return _sum(self.ranks.rows(torch.cat(sums), counts))
+        return _sum(self.ranks.rows(torch.cat(sums), self.sharding.owned_counts(shards)))
 
     def to(self, device: torch.device) -> ShardedUpdates:
         """Return the updates on a device; the object itself if they are there."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrec.aggregators.base import AggregationContext, Aggregator, ColumnRule
+from fedrec.aggregators.shards import aggregate_shards
 from fedrec.aggregators.wrapper import ServerStep, needs_of
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.clients.base import Client
@@ -325,7 +326,7 @@ class Engine:
         if isinstance(sent, ShardedUpdates) and needs_of(rule) != "rows":
             if not is_checked:
                 rule.require_finite(sent.part, sent.own_ids)
-            return self._aggregate_shards(rule, sent, weights, aggregation_ctx)
+            return aggregate_shards(rule, sent, weights, aggregation_ctx)
         if is_checked:
             aggregation_ctx = dataclasses.replace(aggregation_ctx, checked=sent.updates)
         return rule(sent.updates, weights, aggregation_ctx)
@@ -354,28 +355,6 @@ class Engine:
             return None
         rule.check_cohort(m)
         return ColumnRule(None, num_trim, self.server_lr)
-
-    def _aggregate_shards(
-        self, rule: Aggregator, sent: ShardedUpdates, weights: Tensor, ctx: AggregationContext
-    ) -> Tensor:
-        """Aggregate finite updates without gathering them, by a rule that needs no whole rows."""
-        rule.check_cohort(len(sent.client_ids))
-        if isinstance(rule, ServerStep):
-            return rule.step(self._aggregate_shards(rule.rule, sent, weights, ctx), ctx)
-        needs = needs_of(rule)
-        if needs == "sums":
-            coefficients = rule.coefficients(weights)
-            assert coefficients is not None
-            return sent.weighted_sum(coefficients)
-        if needs == "gram":
-            return sent.weighted_sum(rule.gram_coefficients(sent.gram(rule.gram_center), weights))
-        ids = tuple(sent.client_ids[i] for i in sent.places.tolist())
-        ordered = weights[sent.places.to(weights.device)]
-
-        def aggregate(block: Tensor) -> Tensor:
-            return rule(block, ordered, dataclasses.replace(ctx, client_ids=ids, checked=block))
-
-        return sent.by_columns(aggregate)
 
     def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return `global_weights - server_lr * aggregate`."""
