@@ -33,16 +33,20 @@ from fedrec.aggregators import (
 )
 from fedrec.aggregators.shards import aggregate_shards
 from fedrec.aggregators.wrapper import needs_of
+from fedrec.attacks import AttackContext, TrimAttack
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates, gram_of
 from fedrec.exceptions import ConfigurationError
 from fedrec.functional import coordinate_median
 from fedrec.loop import FederatedLoop
+from fedrec.loop.crafting import crafted
 from fedrec.parameters import ParameterVector
 from fedrec.types import CohortUpdates
 
 CLIENTS = tuple(f"client-{i}" for i in range(10))
+# Columns enough to be sent in four blocks.
+WIDTH = 1500
 
 
 @pytest.mark.parametrize(
@@ -192,6 +196,7 @@ class Together(Ranks):
     def __init__(self, rank: int, size: int, said: list[object], barrier: Barrier) -> None:
         super().__init__()
         self.rank, self.size, self._said, self._barrier = rank, size, said, barrier
+        self.num_exchanges = 0
 
     def gather(self, value):
         self._said[self.rank] = value
@@ -206,6 +211,7 @@ class Together(Ranks):
         return torch.cat(found)
 
     def _exchange(self, send, leaving, arriving):
+        self.num_exchanges += 1
         parts = [sent.split(sizes)[self.rank] for sent, sizes in self.gather((send, leaving))]
         assert [len(part) for part in parts] == list(arriving)
         return torch.cat(parts)
@@ -226,15 +232,37 @@ def _in_ranks(size, rows, num_shards, function):
             num_samples=torch.arange(1, 11),
         )
         try:
-            found = function(sent)
-        except Exception:
+            return function(sent)
+        except BaseException:
             barrier.abort()
             raise
-        assert "updates" not in vars(sent), "a rank has all rows"
-        return found
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))
+
+
+@pytest.fixture
+def _no_rank_has_all(monkeypatch):
+    """Let no rank gather rows, but for a few columns."""
+
+    def gathered(sent):
+        assert sent.part.shape[1] < WIDTH, "a rank has all rows"
+        return gather(sent)
+
+    # Without the lock that `cached_property` has, for which other threads would wait.
+    gather = ShardedUpdates.updates.func
+    monkeypatch.setattr(ShardedUpdates, "updates", property(gathered))
+
+
+def _context(kind, **more):
+    given = {
+        "round": 3,
+        "phase": "record",
+        "client_ids": CLIENTS,
+        "global_weights": torch.zeros(WIDTH),
+        "layout": ParameterVector(nn.Linear(WIDTH, 1, bias=False)),
+    }
+    return kind(**{**given, **more})
 
 
 RULES = [
@@ -261,33 +289,53 @@ RULES = [
 ]
 
 
+@pytest.mark.usefixtures("_no_rank_has_all")
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_rules_come_to_the_same_in_any_number_of_ranks_and_none_has_all_rows(rule):
-    width, num_shards = 1500, 4
     generator = torch.Generator().manual_seed(0)
-    rows = 0.2 + torch.randn(10, width, generator=generator)
+    rows = 0.2 + torch.randn(10, WIDTH, generator=generator)
     rows[7] *= 3
     weights = torch.arange(1, 11) / 55
-    ctx = AggregationContext(
-        round=3,
-        phase="record",
-        client_ids=CLIENTS,
-        global_weights=torch.zeros(width),
-        layout=ParameterVector(nn.Linear(width, 1, bias=False)),
-        server_update=torch.ones(width),
-    )
+    ctx = _context(AggregationContext, server_update=torch.ones(WIDTH))
 
     def twice(sent):
         own = copy.deepcopy(rule)
         return [aggregate_shards(own, sent, weights, ctx) for _ in range(2)]
 
-    one = _in_ranks(1, rows, num_shards, twice)[0]
+    one = _in_ranks(1, rows, 4, twice)[0]
     for size in (2, 3, 4):
-        for found in _in_ranks(size, rows, num_shards, twice):
+        for found in _in_ranks(size, rows, 4, twice):
             assert all(map(torch.equal, found, one))
     alone = copy.deepcopy(rule)
     expected = [alone(rows, weights, ctx) for _ in range(2)]
     torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_no_rank_has_all")
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("rule", [Median(), GeometricMedian()], ids=repr)
+def test_columns_that_an_attack_was_shown_are_not_sent_again(rule, keep):
+    rows = torch.randn(10, WIDTH, generator=torch.Generator().manual_seed(0))
+    malicious, weights = CLIENTS[1:9:4], torch.ones(10) / 10
+
+    def context(client_ids, columns):
+        return _context(AttackContext, client_ids=client_ids, columns=columns)
+
+    def step(sent):
+        found = crafted(TrimAttack(), sent, malicious, context, keep=keep)
+        ctx = _context(AggregationContext)
+        result = aggregate_shards(rule, found, weights, ctx)
+        again = aggregate_shards(rule, found, weights, ctx)
+        assert torch.equal(result, again)  # they are sent where they are asked for again
+        return found.part, result, sent.ranks.num_exchanges
+
+    one = _in_ranks(1, rows, 4, step)[0]
+    for size in (2, 3):
+        ranks = _in_ranks(size, rows, 4, step)
+        assert torch.equal(torch.cat([part for part, _, _ in ranks]), one[0])
+        assert all(torch.equal(result, one[1]) for _, result, _ in ranks)
+        # Of the attack: columns, and crafted rows on their way back.
+        assert [count for _, _, count in ranks] == [3 if keep else 4] * size
 
 
 @pytest.mark.parametrize(
