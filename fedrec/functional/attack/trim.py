@@ -46,10 +46,8 @@ def trim_attack(updates: Tensor, malicious: Tensor, draws: Tensor, b_max: float 
     extreme = torch.where(direction > 0, updates.amin(dim=0), updates.amax(dim=0)) * direction.abs()
     factors = 1 + (b_max - 1) * draws.to(updates)
     crafted = updates.clone()
-    rows = torch.where(extreme * direction > 0, extreme / factors, extreme * factors)
-    # How many rows these are is known: an index that is a mask would have to be read.
-    places = malicious.nonzero_static(size=len(draws)).flatten()
-    return crafted.index_copy_(0, places, rows)
+    crafted[malicious] = torch.where(extreme * direction > 0, extreme / factors, extreme * factors)
+    return crafted
 
 
 def trim_attack_partial(own: Tensor, draws: Tensor) -> Tensor:

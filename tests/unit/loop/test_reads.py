@@ -136,7 +136,7 @@ def _loop(*callbacks: Callback) -> FederatedLoop:
         # The largest entry of each estimate, which says whom to ask.
         (FedAvg(), None, 0, 1),
         # That, and what the weights of its pairs are computed from. The attack looks at its mask.
-        (Median(), TrimAttack(), 2, 3),
+        (Median(), TrimAttack(), 3, 3),
     ],
     ids=["FedAvg", "Median, TrimAttack"],
 )
