@@ -324,8 +324,8 @@ class Recording:
         # A component with a memory sees updates as stored: a resumed recording replays these.
         remembered = rule_has_memory or self.detector is not None or bool(attack_state)
         # Callbacks are shown updates that are finite.
-        kinds = map(type, runtime.settings.callbacks)
-        shown = any(kind.on_updates is not Callback.on_updates for kind in kinds)
+        usual = Callback.on_updates
+        shown = any(type(c).on_updates is not usual for c in runtime.settings.callbacks)
         sent = engine.ask(ctx, cohort, read_later=not (remembered or shown))
         self.client_seconds += time.perf_counter() - asking
         if not sent.client_ids:
