@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
-from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.aggregators.byzantine import ByzantineAggregator
+from fedrec.aggregators.shards import aggregate_shards
 from fedrec.aggregators.wrapper import RuleWrapper
-from fedrec.functional.aggregation.clipping import adaptive_clipping
-from fedrec.types import RoundContext
+from fedrec.functional.aggregation.clipping import adaptive_clipping, factors_of_longest
+from fedrec.functional.distances import squared_norms
+from fedrec.types import RoundContext, rows_of
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["ARC"]
 
@@ -42,6 +49,8 @@ class ARC(RuleWrapper, ByzantineAggregator):
         tensor([1.6667])
     """
 
+    needs = "parts"
+
     def __init__(self, rule: Aggregator, *, num_byzantine: int | float) -> None:
         RuleWrapper.__init__(self, rule)
         ByzantineAggregator.__init__(self, num_byzantine=num_byzantine)
@@ -65,3 +74,13 @@ class ARC(RuleWrapper, ByzantineAggregator):
         """Clip, then aggregate."""
         clipped = adaptive_clipping(updates, self.num_clipped(len(updates)))
         return self.rule(clipped, client_weights, ctx)
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Clip updates where they are, then aggregate as the wrapped rule needs it."""
+        norms = sent.measured(lambda part: squared_norms(part.updates).sqrt())
+        factors = factors_of_longest(norms, self.num_clipped(len(norms)))
+        own = rows_of([(sent.client_ids, factors)], sent.own_ids).to(sent.part)
+        clipped = sent.with_rows([sent.part * own[:, None]])
+        return aggregate_shards(self.rule, clipped, client_weights, ctx)

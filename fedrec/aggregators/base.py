@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from fedrec.exceptions import AggregationError, FedrecWarning, ShapeError
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.random import torch_generator
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["AggregationContext", "Aggregator", "ColumnRule"]
 
@@ -95,7 +98,8 @@ class Aggregator(Component, ABC):
     #: of them; `"columns"`, all rows of a block of columns at a time, for a rule that treats every
     #: column alike and alone, and remembers nothing; `"sums"`, sums of rows times their
     #: `coefficients`; `"gram"`, the inner products of all rows, then sums of rows times their
-    #: `gram_coefficients`. A subclass that changes `aggregate` and not this attribute needs rows.
+    #: `gram_coefficients`; `"parts"`, what `aggregate_parts` asks for. A subclass that changes
+    #: `aggregate` and not this attribute needs rows.
     needs: str = "rows"
 
     @property
@@ -184,6 +188,24 @@ class Aggregator(Component, ABC):
 
         Returns:
             Shape $(m,)$.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs {self.needs}")
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Aggregate updates that are spread over processes, for a rule with `needs = "parts"`.
+
+        All processes call it at once, and are to come to the same.
+
+        Args:
+            sent: Finite updates. What is `measured` of each client, inner products (`gram`),
+                what is made of columns (`by_columns`), and a `weighted_sum` can be asked for.
+            client_weights: Shape $(m,)$, non-negative, with a positive sum.
+            ctx: The round.
+
+        Returns:
+            What `aggregate` does of all rows, but for rounding; shape $(d,)$.
         """
         raise NotImplementedError(f"{type(self).__name__} needs {self.needs}")
 

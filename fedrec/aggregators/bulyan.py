@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
+from fedrec.aggregators.base import AggregationContext
 from fedrec.aggregators.byzantine import ByzantineAggregator
 from fedrec.functional.aggregation.krum import bulyan_selection
 from fedrec.functional.aggregation.mean_around_median import mean_around_median
-from fedrec.functional.distances import pairwise_squared_distances
+from fedrec.functional.distances import distances_of, pairwise_squared_distances
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["Bulyan"]
 
@@ -46,6 +52,7 @@ class Bulyan(ByzantineAggregator):
     """
 
     bound = (4, 3)
+    needs = "parts"
 
     def aggregate(
         self,
@@ -58,3 +65,12 @@ class Bulyan(ByzantineAggregator):
         distances = pairwise_squared_distances(updates).cpu()  # many small steps
         picked = bulyan_selection(distances, f).to(updates.device)
         return mean_around_median(updates, len(picked) - 2 * f, rows=picked)
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Pick updates by their inner products, then average columns of those that were picked."""
+        f = self.count(len(sent.client_ids))
+        picked = bulyan_selection(distances_of(sent.gram()).cpu(), f).tolist()
+        chosen = sent.select([sent.client_ids[i] for i in picked])
+        return chosen.by_columns(lambda block: mean_around_median(block, len(block) - 2 * f))

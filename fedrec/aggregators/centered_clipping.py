@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fedrec._checks import check_float, check_int
-from fedrec.aggregators.base import Aggregator
-from fedrec.functional.aggregation.clipping import centered_clipping
+from fedrec.aggregators.base import AggregationContext, Aggregator
+from fedrec.functional.aggregation.clipping import centered_clipping, moved_centre
+from fedrec.functional.distances import squared_norms
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["CenteredClipping"]
 
@@ -47,6 +51,8 @@ class CenteredClipping(Aggregator):
         (tensor([1.]), tensor([1.6667]))
     """
 
+    needs = "parts"
+
     def __init__(self, *, tau: float, iterations: int = 1) -> None:
         self.tau = check_float("tau", tau, minimum=0, open_minimum=True)
         self.iterations = check_int("iterations", iterations, minimum=1)
@@ -59,10 +65,29 @@ class CenteredClipping(Aggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Move the centre of the round before."""
-        centre = updates.new_zeros(updates.shape[1]) if self._centre is None else self._centre
-        centre = centre.to(updates)
+        centre = self._begin(updates)
         self._centre = centered_clipping(updates, centre, self.tau, self.iterations)
         return self._centre.clone()
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Move the centre by distances that are measured where updates are, and by a sum."""
+        self._centre = moved_centre(
+            self._begin(sent.part),
+            self.tau,
+            self.iterations,
+            distances=lambda centre: sent.measured(
+                lambda part: squared_norms(part.updates, centre).sqrt()
+            ),
+            weighted_sum=sent.weighted_sum,
+        )
+        return self._centre.clone()
+
+    def _begin(self, updates: Tensor) -> Tensor:
+        if self._centre is None:
+            return updates.new_zeros(updates.shape[1])
+        return self._centre.to(updates)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last centre, shape $(d,)$, or `None` before the first round."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedrec._checks import check_float, check_int
+from fedrec.aggregators.base import AggregationContext
 from fedrec.aggregators.byzantine import ByzantineAggregator
 from fedrec.exceptions import AggregationError
 from fedrec.functional.aggregation.krum import lowest
 from fedrec.functional.aggregation.means import mean_of_rows
-from fedrec.functional.aggregation.spectral import spectral_scores
+from fedrec.functional.aggregation.spectral import spectral_scores, top_projections
+from fedrec.functional.kernels._columns import column_mean
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["DnC"]
 
@@ -55,6 +61,7 @@ class DnC(ByzantineAggregator):
     """
 
     bound = (2, 1)
+    needs = "parts"
 
     def __init__(
         self,
@@ -93,19 +100,41 @@ class DnC(ByzantineAggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Average the clients that are good in every iteration."""
-        m, d = updates.shape
-        generator = self.generator(ctx)
+        scores = [
+            spectral_scores(updates if drawn is None else updates[:, drawn.to(updates.device)])
+            for drawn in self._drawn(updates.shape[1], ctx)
+        ]
+        return mean_of_rows(updates, self._good(scores))
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Score by inner products of the coordinates that were drawn, then average."""
+        scores = [
+            top_projections((sent if drawn is None else sent.narrowed(drawn)).gram(column_mean))
+            for drawn in self._drawn(sent.part.shape[1], ctx)
+        ]
+        good = self._good(scores)
+        return sent.weighted_sum(torch.zeros(len(scores[0])).index_fill_(0, good, 1 / len(good)))
+
+    def _drawn(self, d: int, ctx: RoundContext | None) -> list[Tensor | None]:
+        """Return the coordinates of each iteration, ascending; `None` for all of them."""
+        if self.num_coordinates >= d:
+            return [None] * self.iterations
+        generator, count = self.generator(ctx), self.num_coordinates
+        orders = (torch.randperm(d, generator=generator) for _ in range(self.iterations))
+        return [order[:count].sort().values for order in orders]
+
+    def _good(self, scores: list[Tensor]) -> Tensor:
+        """Return the row numbers of the clients that are good in every iteration."""
+        m = len(scores[0])
         good = torch.ones(m, dtype=torch.bool)
-        for _ in range(self.iterations):
-            some = updates
-            if self.num_coordinates < d:
-                drawn = torch.randperm(d, generator=generator)[: self.num_coordinates]
-                some = updates[:, drawn.sort().values.to(updates.device)]
-            kept = lowest(spectral_scores(some), self.num_good(m))
+        for each in scores:
+            kept = lowest(each, self.num_good(m))
             good &= torch.zeros(m, dtype=torch.bool).index_fill_(0, kept, True)
         if not good.any():
             raise AggregationError(
                 f"DnC removed each of m={m} clients in one of {self.iterations} iterations. "
                 "HINT: lower `iterations`, `filter_factor` or `num_byzantine`."
             )
-        return mean_of_rows(updates, good.nonzero().flatten())
+        return good.nonzero().flatten()

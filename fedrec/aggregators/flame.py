@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from fedrec._checks import check_float
-from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.functional.aggregation.clipping import clip_factors
 from fedrec.functional.aggregation.clustering import majority_cluster
 from fedrec.functional.aggregation.order_statistics import coordinate_median
-from fedrec.functional.cosine import cosine_similarities
+from fedrec.functional.cosine import cosine_similarities, cosines_of
 from fedrec.functional.distances import squared_norms
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["FLAME"]
 
@@ -51,6 +56,8 @@ class FLAME(Aggregator):
         tensor([4., 0.])
     """
 
+    needs = "parts"
+
     def __init__(self, *, noise_factor: float = 0.001) -> None:
         self.noise_factor = check_float("noise_factor", noise_factor, minimum=0)
 
@@ -62,11 +69,27 @@ class FLAME(Aggregator):
     ) -> Tensor:
         """Average the clients in the majority's cluster."""
         norms = squared_norms(updates).sqrt().cpu()
-        bound = coordinate_median(norms[:, None])
-        admitted = majority_cluster(1 - cosine_similarities(updates)).double()
-        shares = admitted / admitted.sum() * clip_factors(norms, bound)
-        mean = shares.to(updates) @ updates
+        shares, bound = _shares(norms, cosine_similarities(updates))
+        return self._blurred(shares.to(updates) @ updates, bound, ctx)
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Find the cluster by inner products, then average."""
+        norms = sent.measured(lambda part: squared_norms(part.updates).sqrt())
+        shares, bound = _shares(norms, cosines_of(sent.gram()))
+        return self._blurred(sent.weighted_sum(shares), bound, ctx)
+
+    def _blurred(self, mean: Tensor, bound: Tensor, ctx: RoundContext | None) -> Tensor:
+        """Add noise whose size is a fraction of the bound."""
         if self.noise_factor == 0:
             return mean
         noise = torch.randn(mean.shape, generator=self.generator(ctx), dtype=torch.float32)
         return mean + (self.noise_factor * bound).to(mean) * noise.to(mean)
+
+
+def _shares(norms: Tensor, cosines: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what updates are multiplied with, shape $(m,)$; and the bound of their norms."""
+    bound = coordinate_median(norms[:, None])
+    admitted = majority_cluster(1 - cosines).double()
+    return admitted / admitted.sum() * clip_factors(norms, bound), bound

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,12 @@ from fedrec.functional.aggregation.trust import trust_scores
 from fedrec.functional.distances import squared_norms
 from fedrec.types import RoundContext
 
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
+
 __all__ = ["FLTrust"]
+
+_NO_TRUST = "found none of {} updates to point where the server's does"
 
 
 class FLTrust(Aggregator):
@@ -46,6 +53,7 @@ class FLTrust(Aggregator):
     """
 
     needs_server_update = True
+    needs = "parts"
 
     def aggregate(
         self,
@@ -54,18 +62,45 @@ class FLTrust(Aggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Weigh by trust, and scale to the norm of the server's update."""
+        server_update = self._server_update(ctx)
+        factors = _factors(
+            squared_norms(updates), trust_scores(updates, server_update), server_update
+        )
+        if factors is None:
+            return self._no_effect(_NO_TRUST.format(len(updates)), updates)
+        return factors.to(updates) @ updates
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Measure norms and trust, then add up."""
+        server_update = self._server_update(ctx)
+        squares = sent.measured(lambda part: squared_norms(part.updates))
+        trust = sent.measured(lambda part: trust_scores(part.updates, server_update))
+        factors = _factors(squares, trust, server_update)
+        if factors is None:
+            return self._no_effect(_NO_TRUST.format(len(trust)), server_update[None])
+        return sent.weighted_sum(factors)
+
+    @staticmethod
+    def _server_update(ctx: RoundContext | None) -> Tensor:
         server_update = ctx.server_update if isinstance(ctx, AggregationContext) else None
         if server_update is None:
             raise AggregationError(
                 "FLTrust needs an update of the server. HINT: use it in a FederatedLoop, with "
                 "`server_data=` of the federation, or pass an AggregationContext with it."
             )
-        scale = (squared_norms(server_update[None]) / squared_norms(updates)).sqrt()
-        # An update of almost no length cannot be scaled up; dividing by 0 gives infinity or NaN.
-        usable = scale < torch.finfo(updates.dtype).max
-        trust = torch.where(usable, trust_scores(updates, server_update), 0.0)
-        total = trust.sum()
-        if not bool(total > 0):
-            reason = f"found none of {len(updates)} updates to point where the server's does"
-            return self._no_effect(reason, updates)
-        return (trust / total * torch.where(usable, scale, 0.0)).to(updates) @ updates
+        return server_update
+
+
+def _factors(squares: Tensor, trust: Tensor, server_update: Tensor) -> Tensor | None:
+    """Return what updates are multiplied with, given their squared norms and scores $(m,)$."""
+    length = squared_norms(server_update[None]).to(squares.device)
+    scale = (length / squares).sqrt()
+    # An update of almost no length cannot be scaled up; dividing by 0 gives infinity or NaN.
+    usable = scale < torch.finfo(server_update.dtype).max
+    trust = torch.where(usable, trust, 0.0)
+    total = trust.sum()
+    if not bool(total > 0):
+        return None
+    return trust / total * torch.where(usable, scale, 0.0)

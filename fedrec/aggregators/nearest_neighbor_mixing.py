@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
-from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.aggregators.byzantine import ByzantineAggregator
+from fedrec.aggregators.shards import aggregate_shards
 from fedrec.aggregators.wrapper import RuleWrapper
-from fedrec.functional.aggregation.mixing import nearest_neighbor_mixing
+from fedrec.functional.aggregation.mixing import mixing_of, nearest_neighbor_mixing
+from fedrec.functional.distances import distances_of
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["NearestNeighborMixing"]
 
@@ -45,6 +52,8 @@ class NearestNeighborMixing(RuleWrapper, ByzantineAggregator):
         tensor([1.])
     """
 
+    needs = "parts"
+
     def __init__(self, rule: Aggregator, *, num_byzantine: int | float) -> None:
         RuleWrapper.__init__(self, rule)
         ByzantineAggregator.__init__(self, num_byzantine=num_byzantine)
@@ -63,3 +72,14 @@ class NearestNeighborMixing(RuleWrapper, ByzantineAggregator):
         """Mix, then aggregate."""
         m = len(updates)
         return self.rule(nearest_neighbor_mixing(updates, m - self.count(m)), None, ctx)
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Find neighbours by inner products, and mix columns; then as the wrapped rule needs it."""
+        m = len(sent.client_ids)
+        mixing = mixing_of(distances_of(sent.gram()), m - self.count(m)).to(sent.part)
+        places = sent.places.to(mixing.device)
+        mixing = mixing[places][:, places]
+        mixed = sent.rows_by_columns(lambda _, block: mixing @ block, sent.client_ids)
+        return aggregate_shards(self.rule, mixed, client_weights.new_ones(m), ctx)

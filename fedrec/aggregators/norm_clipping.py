@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from fedrec._checks import check_bool, check_choice, check_float
-from fedrec.aggregators.base import Aggregator
-from fedrec.functional.aggregation.clipping import norm_clipping
+from fedrec.aggregators.base import AggregationContext, Aggregator
+from fedrec.functional.aggregation.clipping import clipped_shares, norm_clipping
+from fedrec.functional.distances import squared_norms
 from fedrec.types import RoundContext
+
+if TYPE_CHECKING:
+    from fedrec.distributed.updates import ShardedUpdates
 
 __all__ = ["NormClipping"]
 
@@ -46,6 +50,8 @@ class NormClipping(Aggregator):
         tensor([1.6667])
     """
 
+    needs = "parts"
+
     def __init__(
         self, *, max_norm: float | Literal["median"] = "median", weighted: bool = True
     ) -> None:
@@ -63,5 +69,16 @@ class NormClipping(Aggregator):
         ctx: RoundContext | None = None,
     ) -> Tensor:
         """Clip and average."""
-        max_norm = None if isinstance(self.max_norm, str) else self.max_norm
-        return norm_clipping(updates, max_norm, client_weights if self.weighted else None)
+        return norm_clipping(updates, self._bound, client_weights if self.weighted else None)
+
+    def aggregate_parts(
+        self, sent: ShardedUpdates, client_weights: Tensor, ctx: AggregationContext
+    ) -> Tensor:
+        """Measure norms, then average."""
+        norms = sent.measured(lambda part: squared_norms(part.updates).sqrt())
+        weights = client_weights if self.weighted else None
+        return sent.weighted_sum(clipped_shares(norms, self._bound, weights))
+
+    @property
+    def _bound(self) -> float | None:
+        return None if isinstance(self.max_norm, str) else self.max_norm

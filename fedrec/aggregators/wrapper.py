@@ -109,13 +109,15 @@ class ServerStep(RuleWrapper):
 def needs_of(rule: Aggregator) -> str:
     """Return what a rule needs, as far as its `aggregate` is the one that says so.
 
-    Columns are enough for a rule around another one if they are enough for that one, too; what a
-    `ServerStep` needs is what the wrapped rule needs.
+    Columns are enough for a rule around another one if they are enough for that one, too; parts, if
+    the other does without rows. What a `ServerStep` needs is what the wrapped rule needs.
     """
     if isinstance(rule, ServerStep) and goes_with(rule, "step", "aggregate", "__call__"):
         return needs_of(rule.rule)
     if not goes_with(rule, "needs", "aggregate", "__call__"):
         return "rows"
+    if isinstance(rule, RuleWrapper) and rule.needs == "parts":
+        return "rows" if needs_of(rule.rule) == "rows" else "parts"
     if isinstance(rule, RuleWrapper):
         by_columns = needs_of(rule.rule) in ("columns", "sums") and not rule.rule.has_memory
         return rule.needs if by_columns else "rows"

@@ -48,14 +48,13 @@ def counts(malicious: Tensor, ctx: AttackContext) -> tuple[int, int]:
 
 def generators(malicious: Tensor, ctx: AttackContext) -> list[torch.Generator]:
     """Return one CPU generator per malicious row: a function of (seed, round, client) alone."""
-    return [
-        torch_generator(ctx.seed, ctx.purpose, ctx.round, ctx.client_ids[i])
-        for i in malicious.nonzero().flatten().tolist()
-    ]
+    return [_generator(ctx, ctx.client_ids[i]) for i in malicious.nonzero().flatten().tolist()]
 
 
 def uniform_rows(malicious: Tensor, ctx: AttackContext, width: int) -> Tensor:
     """Draw numbers in [0, 1) for each malicious row, the same for a column whichever are shown.
+
+    Blocks of columns that follow each other go on with the generators of the block before.
 
     Args:
         malicious: Shape $(m,)$, bool, $f$ of them true.
@@ -65,12 +64,19 @@ def uniform_rows(malicious: Tensor, ctx: AttackContext, width: int) -> Tensor:
     Returns:
         Shape $(f, c)$, on the CPU.
     """
-    drawn = generators(malicious, ctx)
-    rows = torch.empty(len(drawn), width)
-    for row, generator in zip(rows, drawn, strict=True):
-        if ctx.columns is None:
-            row.uniform_(generator=generator)
-        else:
-            whole = torch.empty(ctx.global_weights.numel())
-            row.copy_(whole.uniform_(generator=generator)[ctx.columns])
+    ids = [ctx.client_ids[i] for i in malicious.nonzero().flatten().tolist()]
+    start = 0 if ctx.columns is None else ctx.columns.start
+    rows = torch.empty(len(ids), width)
+    for row, client_id in zip(rows, ids, strict=True):
+        generator, drawn = ctx.streams.get(client_id, (None, 0))
+        if generator is None or drawn > start:
+            generator, drawn = _generator(ctx, client_id), 0
+        if drawn < start:  # of columns that another process has
+            torch.empty(start - drawn).uniform_(generator=generator)
+        row.uniform_(generator=generator)
+        ctx.streams[client_id] = (generator, start + width)
     return rows
+
+
+def _generator(ctx: AttackContext, client_id: str) -> torch.Generator:
+    return torch_generator(ctx.seed, ctx.purpose, ctx.round, client_id)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -30,6 +31,8 @@ class AttackContext(RoundContext):
         cohort_malicious: Malicious clients among them.
         columns: Which columns of the updates an attack `by_columns` is shown, if not all;
             vectors of shape $(d,)$ have all of them.
+        streams: Generators of what clients draw for every column, by client, and how many numbers
+            each has given. Contexts of the blocks of columns of a round share them.
     """
 
     aggregator: Aggregator | None = None
@@ -40,6 +43,7 @@ class AttackContext(RoundContext):
     cohort_size: int = 0
     cohort_malicious: int = 0
     columns: slice | None = None
+    streams: dict[str, tuple[torch.Generator, int]] = field(default_factory=dict)
 
 
 class Attack(Component):

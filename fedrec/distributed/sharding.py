@@ -98,7 +98,11 @@ class Sharding:
 
     def counts(self, client_ids: Sequence[str]) -> list[int]:
         """Return how many of the clients belong to each rank."""
+        return self.owned_counts(self._shards[c] for c in client_ids)
+
+    def owned_counts(self, shards: Iterable[int]) -> list[int]:
+        """Return how many shards belong to each rank; one that is named twice counts twice."""
         counts = [0] * self.size
-        for client_id in client_ids:
-            counts[self.owner(self._shards[client_id])] += 1
+        for shard in shards:
+            counts[self.owner(shard)] += 1
         return counts

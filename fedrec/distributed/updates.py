@@ -112,7 +112,7 @@ class ShardedUpdates(CohortUpdates):
 
     def by_columns(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Return what a function makes of every column by itself; rows are as `places` says."""
-        if self._is_narrow:
+        if self.is_narrow:
             return function(self.updates[self.places])
         blocks = self._each_block(lambda _, block: function(block))
         return self.ranks.whole(torch.cat(blocks), self._columns)
@@ -129,7 +129,7 @@ class ShardedUpdates(CohortUpdates):
             client_ids: The $k$ clients.
         """
         counts = self.sharding.counts(client_ids)
-        if self._is_narrow:
+        if self.is_narrow:
             rows = function(slice(0, self.part.shape[1]), self.updates[self.places])
             begin = sum(counts[: self.sharding.rank])
             part = rows[begin : begin + counts[self.sharding.rank]]
@@ -143,24 +143,36 @@ class ShardedUpdates(CohortUpdates):
 
         There is a block for each shard, so that bits do not depend on the number of ranks.
         """
-        blocks, own = self.sharding.blocks(self.part.shape[1]), self.sharding.own
-        counts = self.sharding.counts(self.client_ids)
-        found = self.ranks.columns(self.part, counts, self._columns)
-        parts = found.split([blocks[v].stop - blocks[v].start for v in own], dim=1)
+        width, own = self.part.shape[1], self.sharding.own
+        columns = self.sharding.blocks(width)
+        kept: Sequence[Tensor] | None = self.__dict__.pop("_kept", None)
+        if kept is None:
+            counts = self.sharding.counts(self.client_ids)
+            found = self.ranks.columns(self.part, counts, self._columns)
+            kept = found.split([columns[v].stop - columns[v].start for v in own], dim=1)
         # Of the whole width, as everywhere: the kernel must not depend on the number of shards.
-        kernel = choose_kernel(found.device, len(found), self.part.shape[1])
+        kernel = choose_kernel(self.part.device, len(self.client_ids), width)
         with use_kernel(kernel):
             return [
-                function(blocks[v], part.contiguous())  # else its memory depends on the ranks
-                for v, part in zip(own, parts, strict=True)
+                function(columns[v], block.contiguous())  # else its memory depends on the ranks
+                for v, block in zip(own, kept, strict=True)
             ]
+
+    def keep(self, blocks: Sequence[Tensor]) -> None:
+        """Take this rank's columns of all rows until they are first looked at: they do not travel.
+
+        Args:
+            blocks: Of each own shard, shape $(m, c)$, with rows in the order of the shards.
+        """
+        if not self.is_narrow:
+            self.__dict__["_kept"] = blocks
 
     @property
     def _columns(self) -> list[slice]:
         return self.sharding.columns(self.part.shape[1])
 
     @property
-    def _is_narrow(self) -> bool:
+    def is_narrow(self) -> bool:
         """Whether rows are as quickly sent as columns."""
         return self.part.shape[1] < _FEWEST_COLUMNS * self.sharding.num_shards
 
@@ -177,16 +189,14 @@ class ShardedUpdates(CohortUpdates):
             Shape $(m, m)$, in the order of `client_ids`; the same bits for any number of ranks.
         """
         size = len(self.client_ids) * self.sharding.num_shards
-        if self._is_narrow or 2 * size > self.part.shape[1]:  # rows are less to send than products
+        if self.is_narrow or 2 * size > self.part.shape[1]:  # rows are less to send than products
             return gram_matrix(self.updates, None if center is None else center(self.updates))
 
         def product(_: slice, block: Tensor) -> Tensor:
             return gram_matrix(block, None if center is None else center(block)).flatten()
 
-        shards = [0] * self.sharding.size
-        for shard in range(self.sharding.num_shards):
-            shards[self.sharding.owner(shard)] += 1
-        total = _sum(self.ranks.rows(torch.stack(self._each_block(product)), shards))
+        counts = self.sharding.owned_counts(range(self.sharding.num_shards))
+        total = _sum(self.ranks.rows(torch.stack(self._each_block(product)), counts))
         place = self.places.argsort().to(total.device)
         return total.view(len(place), -1)[place][:, place]
 
@@ -214,10 +224,7 @@ class ShardedUpdates(CohortUpdates):
                 factors = coefficients[[place[c] for c in ids]].to(self.part)
                 sums.append((factors @ self.part[begin : begin + len(ids)])[None])
                 begin += len(ids)
-        counts = [0] * self.sharding.size
-        for shard in shards:
-            counts[self.sharding.owner(shard)] += 1
-        return _sum(self.ranks.rows(torch.cat(sums), counts))
+        return _sum(self.ranks.rows(torch.cat(sums), self.sharding.owned_counts(shards)))
 
     def to(self, device: torch.device) -> ShardedUpdates:
         """Return the updates on a device; the object itself if they are there."""
@@ -282,8 +289,7 @@ class ShardedUpdates(CohortUpdates):
     def with_besides(self, **changes: Any) -> ShardedUpdates:
         """Return the same updates with something else known besides them."""
         made = self._with(**changes)
-        if "updates" in self.__dict__:
-            made.__dict__["updates"] = self.updates
+        made.__dict__.update({k: v for k, v in self.__dict__.items() if k in ("updates", "_kept")})
         return made
 
     def narrowed(self, columns: Tensor) -> ShardedUpdates:
@@ -296,7 +302,7 @@ class ShardedUpdates(CohortUpdates):
         return rows_of([(self.sharding.in_order(self.client_ids), found)], self.client_ids)
 
     def _with(self, **changes: object) -> ShardedUpdates:
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("updates", "places")}
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("updates", "places", "_kept")}
         return ShardedUpdates(**{**kept, **changes})
 
 

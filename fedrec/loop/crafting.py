@@ -19,7 +19,12 @@ MakeContext = Callable[[Sequence[str], "slice | None"], AttackContext]
 
 
 def crafted(
-    attack: Attack, sent: CohortUpdates, malicious: Collection[str], make_context: MakeContext
+    attack: Attack,
+    sent: CohortUpdates,
+    malicious: Collection[str],
+    make_context: MakeContext,
+    *,
+    keep: bool = False,
 ) -> CohortUpdates:
     """Return what clients send under an attack, given what they computed.
 
@@ -36,6 +41,8 @@ def crafted(
         malicious: All malicious clients.
         make_context: Makes the attack's context, of the clients whose updates it is shown, and the
             columns if not all; new for each call, so that random draws begin anew.
+        keep: Whether columns that an attack was shown, of updates of all ranks, are kept for a rule
+            that looks at columns, too.
 
     Raises:
         UpdateError: If the attack returns another shape than it was given.
@@ -53,6 +60,7 @@ def crafted(
 
     if not isinstance(sent, ShardedUpdates):
         return dataclasses.replace(sent, updates=craft(sent.updates, sent.client_ids))
+    kept: list[Tensor] = []
     own = sent.select([c for c in sent.client_ids if c in malicious])
     shown = sent if attack.full_knowledge else own
     if not (attack.full_knowledge or attack.colludes or attack.has_memory):
@@ -61,9 +69,16 @@ def crafted(
     elif attack.crafts_by_columns:
         ids = sent.sharding.in_order(shown.client_ids)
         rows = [i for i, c in enumerate(ids) if c in malicious]
-        own = shown.rows_by_columns(
-            lambda columns, block: craft(block, ids, columns)[rows], own.client_ids
-        )
+        keep = keep and shown is sent and sent.ranks.size > 1
+
+        def craft_block(columns: slice, block: Tensor) -> Tensor:
+            crafted = craft(block, ids, columns)[rows]
+            if keep:
+                block[rows] = crafted
+                kept.append(block)
+            return crafted
+
+        own = shown.rows_by_columns(craft_block, own.client_ids)
     else:
         found = craft(shown.updates, shown.client_ids)
         whole = dataclasses.replace(shown, updates=found)
@@ -72,4 +87,7 @@ def crafted(
             return made
         own = made
     parts_of = [(sent.own_ids, sent.part), (own.own_ids, own.part)]
-    return sent.with_rows([rows_of(parts_of, sent.own_ids)])
+    made = sent.with_rows([rows_of(parts_of, sent.own_ids)])
+    if kept:
+        made.keep(kept)
+    return made

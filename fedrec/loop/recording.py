@@ -18,6 +18,7 @@ from torch import Tensor
 from fedrec._derived import register_derived
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
+from fedrec.callbacks.callback import Callback
 from fedrec.detectors.base import Detector
 from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, UpdateError
 from fedrec.federation import ClientSampler, Federation
@@ -319,7 +320,13 @@ class Recording:
         runtime.call("on_round_start", ctx)
         attack_state = engine.attack.state_dict() if engine.attack is not None else {}
         asking = time.perf_counter()
-        sent = engine.ask(ctx, cohort)
+        rule_has_memory = engine.aggregator.has_memory
+        # A component with a memory sees updates as stored: a resumed recording replays these.
+        remembered = rule_has_memory or self.detector is not None or bool(attack_state)
+        # Callbacks are shown updates that are finite.
+        usual = Callback.on_updates
+        shown = any(type(c).on_updates is not usual for c in runtime.settings.callbacks)
+        sent = engine.ask(ctx, cohort, read_later=not (remembered or shown))
         self.client_seconds += time.perf_counter() - asking
         if not sent.client_ids:
             raise UpdateError(
@@ -327,10 +334,8 @@ class Recording:
                 "diverges; lower `server_lr` or use a robust aggregation rule."
             )
         runtime.call("on_updates", ctx, sent)
-        rule_has_memory = engine.aggregator.has_memory
-        # A component with a memory sees updates as stored: a resumed recording replays these.
         seen = sent
-        if rule_has_memory or self.detector is not None or bool(attack_state):
+        if remembered:
             own = sent.in_process().updates
             stored = self.history.as_stored(own)
             seen = sent if stored is own else sent.with_rows([stored])

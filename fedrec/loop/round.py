@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedrec.aggregators.base import AggregationContext, Aggregator, ColumnRule
+from fedrec.aggregators.shards import aggregate_shards
 from fedrec.aggregators.wrapper import ServerStep, needs_of
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.clients.base import Client
@@ -28,7 +29,7 @@ from fedrec.executors.base import Executor
 from fedrec.executors.fakes import compute_with_fakes
 from fedrec.executors.finite import NONFINITE, nonfinite_clients, refuse_nonfinite
 from fedrec.federation import Federation
-from fedrec.functional.kernels._finite import nonfinite_rows
+from fedrec.functional.kernels._finite import are_finite, nonfinite_rows
 from fedrec.loop.buffers import AveragedBuffers
 from fedrec.loop.crafting import crafted
 from fedrec.loop.server import require_lightning, server_client, server_outputs, trained
@@ -85,6 +86,10 @@ class Engine:
     buffers: AveragedBuffers = field(init=False)
     _server: Client | None = field(init=False, default=None)
     _crafted: tuple[int, CohortUpdates] | None = field(init=False, default=None)
+    # Rows that nobody has looked at, in the order in which they came, each with a function that
+    # raises an error if they are not finite.
+    _unread: tuple[tuple[Tensor, Callable[[], None]], ...] = field(init=False, default=())
+    _reads_later: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.aggregator = _fresh(self.aggregator)
@@ -148,15 +153,31 @@ class Engine:
         )
 
     def ask(
-        self, ctx: RoundContext, client_ids: Sequence[str], work: LocalWork | None = None
+        self,
+        ctx: RoundContext,
+        client_ids: Sequence[str],
+        work: LocalWork | None = None,
+        *,
+        read_later: bool = False,
     ) -> CohortUpdates:
         """Return what clients send: updates that are crafted if malicious, and then checked.
 
         A full-knowledge attacker sees the honest updates of the whole cohort, even if only some
         clients are asked. These updates are computed once per round, as part of the simulation.
         Attackers that collude see each other's honest updates.
+
+        Args:
+            ctx: The round.
+            client_ids: The clients.
+            work: Other work than their own, or `None`.
+            read_later: Whether it is left to the next `server_step` to find out if updates are
+                finite, where nobody is dropped for that: the device is read once for both.
         """
         asked = list(client_ids)
+        keeps_all = self.on_bad_update == "raise" and self.sharding is None
+        later = read_later and self._waits and keeps_all
+        self._reads_later = later and self.buffers.values is None
+        self._unread = ()
         if self._is_attacked(ctx, asked):
             sent = _part(self._attacked(ctx, asked, work), asked)
             self._require_usable(sent, asked)
@@ -174,7 +195,9 @@ class Engine:
     ) -> CohortUpdates:
         """Return the honest updates of clients; updates that are not finite are refused."""
         sent = self._compute(ctx, client_ids, work)
-        if not isinstance(sent, ShardedUpdates):  # of shards, each rank has checked its own
+        if self._reads_later:
+            self._read_later(sent)
+        elif not isinstance(sent, ShardedUpdates):  # of shards, each rank has checked its own
             sent = refuse_nonfinite(sent, buffers=self.buffers.values is not None)
         # An update that is computed only for an attacker to see raises no error.
         self._require_usable(sent, asked)
@@ -224,16 +247,52 @@ class Engine:
         if not sees_all and self.attack is not None and self.attack.colludes:
             others = self.malicious.difference(asked)
             seen += [c for c in ctx.client_ids if c in others]
-        sent = self._craft(ctx, self._honest(ctx, seen, work, asked))
+        honest = self._honest(ctx, seen, work, asked)
+        with self._reading_first():
+            sent = self._craft(ctx, honest)
         malicious = sent.select([c for c in sent.client_ids if c in self.malicious])
-        sent = sent.refusing(dict.fromkeys(nonfinite_clients(malicious), NONFINITE))
+        if self._reads_later:
+            self._read_later(malicious)
+        else:
+            sent = sent.refusing(dict.fromkeys(nonfinite_clients(malicious), NONFINITE))
         if sees_all and work is None:
             self._crafted = (ctx.round, sent)
         return sent
 
+    @property
+    def _waits(self) -> bool:
+        """Whether this process waits for a device when it looks at a value."""
+        return self.device != torch.device("cpu")
+
+    def _read_later(self, sent: CohortUpdates) -> None:
+        """Leave it to `server_step` to raise `UpdateError` for updates that are not finite."""
+
+        def read() -> None:
+            bad = nonfinite_clients(sent)
+            self._require_usable(sent.refusing(dict.fromkeys(bad, NONFINITE)), bad)
+
+        self._unread = (*self._unread, (sent.updates, read))
+
+    def _read(self) -> None:
+        """Raise an error if rows that nobody has looked at are not finite."""
+        unread, self._unread = self._unread, ()
+        for _, read in unread:
+            read()
+
+    @contextmanager
+    def _reading_first(self) -> Iterator[None]:
+        """Of what fails with rows that are not finite, say this, and not how it failed."""
+        try:
+            yield
+        except Exception:
+            self._read()
+            raise
+
     def _craft(self, ctx: RoundContext, sent: CohortUpdates) -> CohortUpdates:
         if self.attack is None or self.malicious.isdisjoint(sent.client_ids):
             return sent
+
+        streams: dict[str, tuple[torch.Generator, int]] = {}
 
         def make_context(client_ids: Sequence[str], columns: slice | None) -> AttackContext:
             aggregator = self.aggregator
@@ -251,9 +310,11 @@ class Engine:
                 cohort_size=len(ctx.client_ids),
                 cohort_malicious=len(self.malicious.intersection(ctx.client_ids)),
                 columns=columns,
+                streams=streams,
             )
 
-        return crafted(self.attack, sent, self.malicious, make_context)
+        keep = needs_of(self.aggregator) in ("columns", "gram")
+        return crafted(self.attack, sent, self.malicious, make_context, keep=keep)
 
     def server_step(
         self,
@@ -271,26 +332,42 @@ class Engine:
             sent: What to aggregate.
             global_weights: The weights to step from, shape $(d,)$.
             num_samples: Sizes that count in place of those in `sent`, shape $(m,)$.
-            is_checked: Whether it is what `ask` returned, which is finite.
+            is_checked: Whether it is what `ask` returned, which is finite or in any case looked at.
 
         Returns:
             The next global weights and the aggregate, each of shape $(d,)$.
 
         Raises:
-            AggregationError: If the next global weights are not finite.
+            AggregationError: If updates that are not checked, or the next global weights, are not
+                finite.
+            UpdateError: If updates that `ask` has not looked at are not finite.
         """
         if isinstance(sent, AggregatedUpdates):
             aggregate = sent.aggregate
         else:
             if num_samples is None:
                 num_samples = sent.num_samples
-            aggregate = self._aggregate(ctx, sent, global_weights, num_samples, is_checked)
+            if not is_checked:
+                if isinstance(sent, ShardedUpdates) and needs_of(self.aggregator) != "rows":
+                    rows, ids = sent.part, tuple(sent.own_ids)
+                else:
+                    rows, ids = sent.updates, sent.client_ids
+                read = partial(self.aggregator.require_finite, rows, ids)
+                self._unread = (*self._unread, (rows, read))
+                if not self._waits:
+                    self._read()
+            with self._reading_first():
+                aggregate = self._aggregate(ctx, sent, global_weights, num_samples)
         new = self.apply(global_weights, aggregate)
-        if nonfinite_rows(new[None]):
-            raise AggregationError(
-                f"The server step of round {ctx.round} gave non-finite global weights. Nothing of "
-                "this round was stored. HINT: training diverges; lower `server_lr`."
-            )
+        # Looking at values makes the processor wait for a GPU: once, at all of them.
+        if not are_finite(new, *(rows for rows, _ in self._unread)):
+            self._read()
+            if nonfinite_rows(new[None]):
+                raise AggregationError(
+                    f"The server step of round {ctx.round} gave non-finite global weights. Nothing "
+                    "of this round was stored. HINT: training diverges; lower `server_lr`."
+                )
+        self._unread = ()
         self.last_aggregate = aggregate
         return new, aggregate
 
@@ -300,7 +377,6 @@ class Engine:
         sent: CohortUpdates,
         global_weights: Tensor,
         num_samples: Tensor,
-        is_checked: bool,
     ) -> Tensor:
         """Aggregate updates, with all that the rule needs; see `server_step`."""
         server_update = None
@@ -320,12 +396,9 @@ class Engine:
         weights = _shares(num_samples, global_weights)
         rule = self.aggregator
         if isinstance(sent, ShardedUpdates) and needs_of(rule) != "rows":
-            if not is_checked:
-                rule.require_finite(sent.part, sent.own_ids)
-            return self._aggregate_shards(rule, sent, weights, aggregation_ctx)
-        if is_checked:
-            aggregation_ctx = dataclasses.replace(aggregation_ctx, checked=sent.updates)
-        return rule(sent.updates, weights, aggregation_ctx)
+            return aggregate_shards(rule, sent, weights, aggregation_ctx)
+        checked = dataclasses.replace(aggregation_ctx, checked=sent.updates)
+        return rule(sent.updates, weights, checked)
 
     def column_rule(self, num_samples: Tensor) -> ColumnRule | None:
         """Return what `server_step` does with every column of updates.
@@ -351,28 +424,6 @@ class Engine:
             return None
         rule.check_cohort(m)
         return ColumnRule(None, num_trim, self.server_lr)
-
-    def _aggregate_shards(
-        self, rule: Aggregator, sent: ShardedUpdates, weights: Tensor, ctx: AggregationContext
-    ) -> Tensor:
-        """Aggregate finite updates without gathering them, by a rule that needs no whole rows."""
-        rule.check_cohort(len(sent.client_ids))
-        if isinstance(rule, ServerStep):
-            return rule.step(self._aggregate_shards(rule.rule, sent, weights, ctx), ctx)
-        needs = needs_of(rule)
-        if needs == "sums":
-            coefficients = rule.coefficients(weights)
-            assert coefficients is not None
-            return sent.weighted_sum(coefficients)
-        if needs == "gram":
-            return sent.weighted_sum(rule.gram_coefficients(sent.gram(rule.gram_center), weights))
-        ids = tuple(sent.client_ids[i] for i in sent.places.tolist())
-        ordered = weights[sent.places.to(weights.device)]
-
-        def aggregate(block: Tensor) -> Tensor:
-            return rule(block, ordered, dataclasses.replace(ctx, client_ids=ids, checked=block))
-
-        return sent.by_columns(aggregate)
 
     def apply(self, global_weights: Tensor, aggregate: Tensor) -> Tensor:
         """Return `global_weights - server_lr * aggregate`."""

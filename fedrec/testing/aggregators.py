@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedrec.aggregators.base import Aggregator
+from fedrec.aggregators.base import AggregationContext, Aggregator
 from fedrec.aggregators.wrapper import ServerStep, needs_of
+from fedrec.distributed.ranks import Ranks
+from fedrec.distributed.sharding import Sharding
+from fedrec.distributed.updates import ShardedUpdates
 from fedrec.exceptions import AggregationError
 from fedrec.functional.distances import gram_matrix
 from fedrec.parameters import ParameterVector
@@ -19,6 +22,8 @@ from fedrec.types import RoundContext
 __all__ = ["AggregatorContract"]
 
 _D = 7
+# With so many columns, they are given to processes in blocks.
+_WIDE = 1000
 
 
 class AggregatorContract(ComponentContract):
@@ -172,6 +177,16 @@ class AggregatorContract(ComponentContract):
         elif needs == "gram":
             gram = gram_matrix(updates, rule.gram_center(updates))
             found = rule.gram_coefficients(gram, weights).to(updates) @ updates
+        elif needs == "parts":
+            updates = self.make_updates(self.num_clients, _WIDE)
+            sent = _in_shards(updates)
+            given = {"purpose": "aggregator", "client_ids": sent.client_ids}
+            server = getattr(self.make_context(*updates.shape), "server_update", None)
+            ctx = self.make_context(*updates.shape).extended(
+                AggregationContext, server_update=server, **given
+            )
+            found = rule.aggregate_parts(sent, weights, ctx)
+            assert "updates" not in vars(sent), "all rows were asked for"
         else:
             pytest.skip(f"`needs` of the rule is {needs}")
         torch.testing.assert_close(found, self.run(updates, weights), rtol=1e-5, atol=1e-6)
@@ -202,3 +217,15 @@ class AggregatorContract(ComponentContract):
             successor(second, None, self.make_context(*second.shape)),
             rule(second, None, self.make_context(*second.shape)),
         )
+
+
+def _in_shards(updates: Tensor) -> ShardedUpdates:
+    """Return updates of clients in three shards."""
+    ids = tuple(f"client-{i}" for i in range(len(updates)))
+    return ShardedUpdates(
+        part=updates,
+        sharding=Sharding(client_ids=ids, num_shards=3),
+        ranks=Ranks(),
+        client_ids=ids,
+        num_samples=torch.ones(len(ids), dtype=torch.int64),
+    )

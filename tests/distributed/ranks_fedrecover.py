@@ -20,14 +20,22 @@ import torch
 
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import (
+    ARC,
     CAF,
+    FLAME,
     RLR,
+    Bulyan,
+    CenteredClipping,
+    DnC,
     FedAvg,
     FedAvgM,
+    FLTrust,
     GeometricMedian,
     Krum,
     Median,
     MultiKrum,
+    NearestNeighborMixing,
+    NormClipping,
     TrimmedMean,
 )
 from fedrec.attacks import ALIE, GaussianNoise, SignFlip, TrimAttack
@@ -86,14 +94,15 @@ IN_ONE_PIECE = ("anchored in one piece", "abnormal", "estimate", "own")
 
 def federation() -> Federation:
     torch.manual_seed(0)
-    data, module = Digits(num_clients=10), MLP(in_features=64)
+    data, module = Digits(num_clients=10, server_samples=40), MLP(in_features=64)
     clients = [
         (Faulty if client_id == "client-5" else LightningClient)(
             client_id, module, samples, batch_size=6
         )
         for client_id, samples in data.client_datasets().items()
     ]
-    return Federation(clients, module, malicious=["client-0", "client-9"])
+    malicious = ["client-0", "client-9"]
+    return Federation(clients, module, malicious=malicious, server_data=data.server_dataset)
 
 
 def outcome(result: Any) -> dict[str, Any]:
@@ -149,6 +158,14 @@ def main(devices: int, folder: Path) -> None:
         CAF(num_byzantine=1),
         FedAvgM(GeometricMedian()),
         RLR(FedAvg(), threshold=0.5),
+        NormClipping(),
+        FedAvgM(CenteredClipping(tau=0.5, iterations=2)),
+        Bulyan(num_byzantine=1),
+        DnC(num_byzantine=1, num_coordinates=1500, iterations=2),
+        ARC(GeometricMedian(), num_byzantine=1),
+        NearestNeighborMixing(TrimmedMean(trim=1), num_byzantine=1),
+        FLAME(),
+        FLTrust(),
     ):
         result = loop.recover(
             federation(), whole, HistoricalOnly(), ["client-0", "client-9"], aggregator=rule

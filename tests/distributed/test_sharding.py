@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
+from torch import nn
 
-from fedrec.aggregators import RLR, Bucketing, FedAvg, FedAvgM, Krum, Median
+from fedrec.aggregators import (
+    ARC,
+    CAF,
+    FLAME,
+    RLR,
+    AggregationContext,
+    Bucketing,
+    Bulyan,
+    CenteredClipping,
+    DnC,
+    FedAvg,
+    FedAvgM,
+    FLTrust,
+    GeometricMedian,
+    Krum,
+    Median,
+    NearestNeighborMixing,
+    NormClipping,
+    TrimmedMean,
+)
+from fedrec.aggregators.shards import aggregate_shards
 from fedrec.aggregators.wrapper import needs_of
+from fedrec.attacks import AttackContext, TrimAttack
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates, gram_of
 from fedrec.exceptions import ConfigurationError
 from fedrec.functional import coordinate_median
 from fedrec.loop import FederatedLoop
+from fedrec.loop.crafting import crafted
+from fedrec.parameters import ParameterVector
 from fedrec.types import CohortUpdates
 
 CLIENTS = tuple(f"client-{i}" for i in range(10))
+# Columns enough to be sent in four blocks.
+WIDTH = 1500
 
 
 @pytest.mark.parametrize(
@@ -153,8 +182,160 @@ def test_what_a_rule_needs_goes_for_its_own_aggregate_and_for_the_rule_in_it():
         RLR(krum, threshold=2): "rows",
         RLR(FedAvgM(FedAvg()), threshold=2): "rows",  # it has a memory of all columns
         Bucketing(Median()): "rows",
+        ARC(krum, num_byzantine=1): "parts",
+        ARC(Own(), num_byzantine=1): "rows",
+        NearestNeighborMixing(ARC(Median(), num_byzantine=1), num_byzantine=1): "parts",
+        RLR(NormClipping(), threshold=2): "rows",
     }
     assert [needs_of(rule) for rule in needs] == list(needs.values())
+
+
+class Together(Ranks):
+    """Ranks that are threads of this process: what each says, all of them get."""
+
+    def __init__(self, rank: int, size: int, said: list[object], barrier: Barrier) -> None:
+        super().__init__()
+        self.rank, self.size, self._said, self._barrier = rank, size, said, barrier
+        self.num_exchanges = 0
+
+    def gather(self, value):
+        self._said[self.rank] = value
+        self._barrier.wait()
+        found = list(self._said)
+        self._barrier.wait()
+        return found
+
+    def rows(self, part, counts):
+        found = self.gather(part)
+        assert [len(rows) for rows in found] == list(counts)
+        return torch.cat(found)
+
+    def _exchange(self, send, leaving, arriving):
+        self.num_exchanges += 1
+        parts = [sent.split(sizes)[self.rank] for sent, sizes in self.gather((send, leaving))]
+        assert [len(part) for part in parts] == list(arriving)
+        return torch.cat(parts)
+
+
+def _in_ranks(size, rows, num_shards, function):
+    """Return what a function makes of the updates in each of so many ranks."""
+    said, barrier = [None] * size, Barrier(size)
+
+    def run(rank):
+        sharding = Sharding(client_ids=CLIENTS, num_shards=num_shards, rank=rank, size=size)
+        own = [CLIENTS.index(c) for c in sharding.owned(CLIENTS)]
+        sent = ShardedUpdates(
+            part=rows[own],
+            sharding=sharding,
+            ranks=Together(rank, size, said, barrier),
+            client_ids=CLIENTS,
+            num_samples=torch.arange(1, 11),
+        )
+        try:
+            return function(sent)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+@pytest.fixture
+def _no_rank_has_all(monkeypatch):
+    """Let no rank gather rows, but for a few columns."""
+
+    def gathered(sent):
+        assert sent.part.shape[1] < WIDTH, "a rank has all rows"
+        return gather(sent)
+
+    # Without the lock that `cached_property` has, for which other threads would wait.
+    gather = ShardedUpdates.updates.func
+    monkeypatch.setattr(ShardedUpdates, "updates", property(gathered))
+
+
+def _context(kind, **more):
+    given = {
+        "round": 3,
+        "phase": "record",
+        "client_ids": CLIENTS,
+        "global_weights": torch.zeros(WIDTH),
+        "layout": ParameterVector(nn.Linear(WIDTH, 1, bias=False)),
+    }
+    return kind(**{**given, **more})
+
+
+RULES = [
+    FedAvg(),
+    Median(),
+    TrimmedMean(trim=0.2),
+    Krum(num_byzantine=2),
+    GeometricMedian(),
+    CAF(num_byzantine=2),
+    RLR(FedAvg(), threshold=4),
+    NormClipping(),
+    NormClipping(max_norm=20.0, weighted=False),
+    CenteredClipping(tau=10.0, iterations=3),
+    Bulyan(num_byzantine=1),
+    DnC(num_byzantine=2),
+    DnC(num_byzantine=1, num_coordinates=100, iterations=3),
+    DnC(num_byzantine=1, num_coordinates=1200),
+    FLAME(),
+    FLTrust(),
+    ARC(TrimmedMean(trim=0.2), num_byzantine=2),
+    ARC(FedAvgM(GeometricMedian()), num_byzantine=2),
+    NearestNeighborMixing(Median(), num_byzantine=2),
+    NearestNeighborMixing(ARC(Bulyan(num_byzantine=1), num_byzantine=2), num_byzantine=2),
+]
+
+
+@pytest.mark.usefixtures("_no_rank_has_all")
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_rules_come_to_the_same_in_any_number_of_ranks_and_none_has_all_rows(rule):
+    generator = torch.Generator().manual_seed(0)
+    rows = 0.2 + torch.randn(10, WIDTH, generator=generator)
+    rows[7] *= 3
+    weights = torch.arange(1, 11) / 55
+    ctx = _context(AggregationContext, server_update=torch.ones(WIDTH))
+
+    def twice(sent):
+        own = copy.deepcopy(rule)
+        return [aggregate_shards(own, sent, weights, ctx) for _ in range(2)]
+
+    one = _in_ranks(1, rows, 4, twice)[0]
+    for size in (2, 3, 4):
+        for found in _in_ranks(size, rows, 4, twice):
+            assert all(map(torch.equal, found, one))
+    alone = copy.deepcopy(rule)
+    expected = [alone(rows, weights, ctx) for _ in range(2)]
+    torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_no_rank_has_all")
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("rule", [Median(), GeometricMedian()], ids=repr)
+def test_columns_that_an_attack_was_shown_are_not_sent_again(rule, keep):
+    rows = torch.randn(10, WIDTH, generator=torch.Generator().manual_seed(0))
+    malicious, weights = CLIENTS[1:9:4], torch.ones(10) / 10
+
+    def context(client_ids, columns):
+        return _context(AttackContext, client_ids=client_ids, columns=columns)
+
+    def step(sent):
+        found = crafted(TrimAttack(), sent, malicious, context, keep=keep)
+        ctx = _context(AggregationContext)
+        result = aggregate_shards(rule, found, weights, ctx)
+        again = aggregate_shards(rule, found, weights, ctx)
+        assert torch.equal(result, again)  # they are sent where they are asked for again
+        return found.part, result, sent.ranks.num_exchanges
+
+    one = _in_ranks(1, rows, 4, step)[0]
+    for size in (2, 3):
+        ranks = _in_ranks(size, rows, 4, step)
+        assert torch.equal(torch.cat([part for part, _, _ in ranks]), one[0])
+        assert all(torch.equal(result, one[1]) for _, result, _ in ranks)
+        # Of the attack: columns, and crafted rows on their way back.
+        assert [count for _, _, count in ranks] == [3 if keep else 4] * size
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fedrec.functional.aggregation.order_statistics import coordinate_median
 from fedrec.functional.distances import squared_norms
 
-__all__ = ["adaptive_clipping", "centered_clipping", "clip_factors", "norm_clipping"]
+__all__ = [
+    "adaptive_clipping",
+    "centered_clipping",
+    "clip_factors",
+    "clipped_shares",
+    "factors_of_longest",
+    "moved_centre",
+    "norm_clipping",
+]
 
 
 def clip_factors(norms: Tensor, bound: Tensor | float) -> Tensor:
@@ -54,11 +64,27 @@ def norm_clipping(
         tensor([3., 4.])
     """
     norms = squared_norms(updates).sqrt().cpu()
+    return clipped_shares(norms, max_norm, weights).to(updates) @ updates
+
+
+def clipped_shares(
+    norms: Tensor, max_norm: float | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Return what `norm_clipping` multiplies each update with.
+
+    Args:
+        norms: Of the updates, shape $(m,)$, on the CPU.
+        max_norm: See `norm_clipping`.
+        weights: See `norm_clipping`.
+
+    Returns:
+        Shape $(m,)$, float64.
+    """
     bound = coordinate_median(norms[:, None]) if max_norm is None else max_norm
     if weights is None:
-        weights = torch.ones(len(updates))
+        weights = torch.ones(len(norms))
     weights = weights.cpu().double()
-    return (weights / weights.sum() * clip_factors(norms, bound)).to(updates) @ updates
+    return weights / weights.sum() * clip_factors(norms, bound)
 
 
 def centered_clipping(updates: Tensor, centre: Tensor, tau: float, iterations: int = 1) -> Tensor:
@@ -83,10 +109,36 @@ def centered_clipping(updates: Tensor, centre: Tensor, tau: float, iterations: i
         >>> centered_clipping(torch.tensor([[1.0], [100.0]]), torch.zeros(1), tau=3.0)
         tensor([2.])
     """
+    return moved_centre(
+        centre,
+        tau,
+        iterations,
+        distances=lambda centre: squared_norms(updates, centre).sqrt(),
+        weighted_sum=lambda factors: factors.to(updates) @ updates,
+    )
+
+
+def moved_centre(
+    centre: Tensor,
+    tau: float,
+    iterations: int,
+    *,
+    distances: Callable[[Tensor], Tensor],
+    weighted_sum: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return what `centered_clipping` does, of updates that may be anywhere.
+
+    Args:
+        centre: See `centered_clipping`.
+        tau: See `centered_clipping`.
+        iterations: See `centered_clipping`.
+        distances: Of the updates from a centre, shape $(m,)$.
+        weighted_sum: Of the updates, with these factors, shape $(d,)$.
+    """
     for _ in range(iterations):
-        scale = clip_factors(squared_norms(updates, centre).sqrt(), tau)
+        scale = clip_factors(distances(centre), tau)
         # Differences are not scaled one by one: in float32 they may overflow.
-        centre = (1 - scale.mean()).to(centre) * centre + (scale / len(scale)).to(updates) @ updates
+        centre = (1 - scale.mean()).to(centre) * centre + weighted_sum(scale / len(scale))
     return centre
 
 
@@ -109,6 +161,10 @@ def adaptive_clipping(updates: Tensor, num_clipped: int) -> Tensor:
                 [-2.],
                 [ 2.]])
     """
-    norms = squared_norms(updates).sqrt()
-    bound = norms.sort(descending=True).values[num_clipped]
-    return updates * clip_factors(norms, bound).to(updates)[:, None]
+    factors = factors_of_longest(squared_norms(updates).sqrt(), num_clipped)
+    return updates * factors.to(updates)[:, None]
+
+
+def factors_of_longest(norms: Tensor, num_clipped: int) -> Tensor:
+    """Return what `adaptive_clipping` multiplies each update with, given their norms $(m,)$."""
+    return clip_factors(norms, norms.sort(descending=True).values[num_clipped])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedrec.functional.aggregation.order_statistics import choose_kernel
+from fedrec.functional.kernels._columns import wide_dtype
 
 __all__ = ["mean_of_rows", "shares", "weighted_mean"]
 
@@ -43,8 +44,11 @@ def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def shares(weights: Tensor, like: Tensor) -> Tensor:
-    """Return weights divided by their sum in float64, with the dtype and device of a tensor."""
-    weights = weights.cpu().double()
+    """Return weights divided by their sum, with the dtype and device of a tensor.
+
+    The sum is in float64 where there is that.
+    """
+    weights = weights.to(wide_dtype(weights.device))
     return (weights / weights.sum()).to(like)
 
 

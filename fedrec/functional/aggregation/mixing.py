@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedrec.functional.distances import pairwise_squared_distances
 
-__all__ = ["bucket_means", "nearest_neighbor_mixing"]
+__all__ = ["bucket_means", "mixing_of", "nearest_neighbor_mixing"]
 
 
 def nearest_neighbor_mixing(updates: Tensor, num_neighbors: int) -> Tensor:
@@ -30,10 +30,22 @@ def nearest_neighbor_mixing(updates: Tensor, num_neighbors: int) -> Tensor:
                 [1.0000],
                 [5.5000]])
     """
-    nearest = pairwise_squared_distances(updates).argsort(dim=1, stable=True)[:, :num_neighbors]
     # A matrix product takes no more memory than its result; gathering the rows, k times that.
-    mixing = torch.zeros(len(updates), len(updates), dtype=updates.dtype, device=updates.device)
-    return mixing.scatter_(1, nearest, 1 / num_neighbors) @ updates
+    return mixing_of(pairwise_squared_distances(updates), num_neighbors).to(updates) @ updates
+
+
+def mixing_of(distances: Tensor, num_neighbors: int) -> Tensor:
+    """Return the matrix that `nearest_neighbor_mixing` multiplies the updates with.
+
+    Args:
+        distances: Of every two updates, shape $(m, m)$.
+        num_neighbors: See `nearest_neighbor_mixing`.
+
+    Returns:
+        Shape $(m, m)$; rows with sum 1.
+    """
+    nearest = distances.argsort(dim=1, stable=True)[:, :num_neighbors]
+    return torch.zeros_like(distances).scatter_(1, nearest, 1 / num_neighbors)
 
 
 def bucket_means(updates: Tensor, order: Tensor, bucket_size: int) -> Tensor:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
-from fedrec.attacks import AttackContext, TrimAttack
+from fedrec.attacks import AttackContext, TrimAttack, _rows
+from fedrec.attacks._rows import uniform_rows
 from fedrec.exceptions import ConfigurationError
 from fedrec.parameters import ParameterVector
+from fedrec.random import torch_generator
 
 D = 40
 UPDATES = torch.randn(6, D, generator=torch.Generator().manual_seed(0))
@@ -40,6 +43,22 @@ def test_draws_belong_to_the_attacker_and_the_round() -> None:
     torch.testing.assert_close(shuffled, crafted[order])
     for other in (replace(ctx, round=1), replace(ctx, seed=1), context(*"ghijkl")):
         assert not torch.equal(TrimAttack().craft(UPDATES, MASK, other)[MASK], crafted[MASK])
+
+
+@pytest.mark.parametrize("blocks", [(0, 13, 14, 40), (25, 40), (0, 40, 5, 40)])
+def test_columns_are_drawn_once_and_are_those_of_whole_rows(monkeypatch, blocks) -> None:
+    whole = uniform_rows(MASK, context(*"abcdef"), D)
+    begun: list[object] = []
+    monkeypatch.setattr(
+        _rows, "torch_generator", lambda *key: begun.append(key) or torch_generator(*key)
+    )
+    ctx = context(*"abcdef")
+    for start, stop in pairwise(blocks):
+        if start < stop:
+            some = replace(ctx, columns=slice(start, stop))
+            assert torch.equal(uniform_rows(MASK, some, stop - start), whole[:, start:stop])
+    # Three attackers begin anew where a block is not after the one before.
+    assert len(begun) == (6 if 5 in blocks else 3)
 
 
 def test_an_attacker_sends_the_same_when_another_turns_honest() -> None:

@@ -27,7 +27,7 @@ from fedrec.exceptions import (
     RecoveryError,
     UpdateError,
 )
-from fedrec.functional.kernels._finite import nonfinite_rows
+from fedrec.functional.kernels._finite import are_finite, nonfinite_rows
 from fedrec.history import LMDBHistory, MemoryHistory
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, HistoricalOnly, ReplayRecoverer, TrainFromScratch
@@ -427,8 +427,13 @@ def test_an_update_is_looked_at_for_nan_when_it_arrives_and_an_aggregate_once(mo
         looked.append(len(rows))
         return nonfinite_rows(rows)
 
+    def counting_together(*tensors: torch.Tensor) -> bool:
+        looked.append(len(tensors))
+        return are_finite(*tensors)
+
     for module in ("aggregators.base", "executors.finite", "loop.round", "loop.recovery"):
         monkeypatch.setattr(f"fedrec.{module}.nonfinite_rows", counting)
+    monkeypatch.setattr("fedrec.loop.round.are_finite", counting_together)
     federation, history, _ = record(rounds=1)
     assert looked == [5, 1]
     looked.clear()
