@@ -82,17 +82,17 @@ RULES: dict[str, Recoverer] = {
     "scratch": TrainFromScratch(),
     "paired": FedRecover(estimator="paired"),
     "anchored": anchored(),
-    "K=0.5": anchored(gain=0.5),
-    "K=0.3": anchored(gain=0.3),
-    "K=1": anchored(gain=1.0),
-    "beta=0": anchored(history_weight=0.0),
-    "beta=1": anchored(history_weight=1.0),
+    # Below a client's own gain: the mean moves no anchor.
+    "no common gain": anchored(common_gain=0.01),
+    "common gain 0.5": anchored(common_gain=0.5),
+    "common gain 1": anchored(common_gain=1.0),
     "gamma=0": anchored(curvature_weight=0.0),
     "gamma=1": anchored(curvature_weight=1.0),
-    "gamma=0, K=0.3": anchored(curvature_weight=0.0, gain=0.3),
-    "gamma=0, K=0.5": anchored(curvature_weight=0.0, gain=0.5),
+    "beta=0": anchored(history_weight=0.0),
+    "beta=1": anchored(history_weight=1.0),
+    "gain 0.5": anchored(gain=0.5),
 }
-WEIGHTS = ("history_weight", "curvature_weight")
+WEIGHTS = ("history_weight", "curvature_weight", "common_gain")
 COLUMNS = (
     *("setting", "seed", "rule", "ter", "ter_late", "distance", "asr", "acp", "fixes"),
     *(*WEIGHTS, "seconds", "commit"),
