@@ -49,17 +49,20 @@ def array_of(vector: Tensor) -> Array:
     return Array(vector.detach().cpu().numpy())
 
 
-def vector_of(array: object, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+def vector_of(
+    array: object, shape: Sequence[int], dtype: str = "float32", *, finite: bool = True
+) -> Tensor:
     """Return the entries of an array that was sent, as a vector.
 
     Args:
         array: What was sent.
         shape: Shape that it must have.
         dtype: Dtype that it must have.
+        finite: Whether its numbers must be finite.
 
     Raises:
-        UpdateError: If it is anything else, or has numbers that are not finite. Nothing is
-            allocated before shape, dtype and size are known to be right.
+        UpdateError: If it is anything else. Nothing is allocated before shape, dtype and size are
+            known to be right.
     """
     shape = tuple(shape)
     if not isinstance(array, Array):
@@ -84,7 +87,7 @@ def vector_of(array: object, shape: Sequence[int], dtype: str = "float32") -> Te
     if inner != shape or found != kind or len(array.data) - header.tell() != num_bytes:
         raise UpdateError(f"expected shape {shape} and dtype {dtype} inside the array, too")
     numbers = np.frombuffer(array.data, kind, offset=header.tell())
-    if not np.isfinite(numbers).all():
+    if finite and not np.isfinite(numbers).all():
         raise UpdateError("the update has NaN or infinity")
     return torch.from_numpy(numbers.reshape(shape, order="F" if fortran else "C").flatten())
 
