@@ -242,7 +242,7 @@ class RecordingStrategy(Strategy):
         Args:
             initial_arrays: The weights to begin with if nothing is recorded yet.
         """
-        if self.history.is_empty or not self.history.rounds():
+        if not self.history.rounds():
             return initial_arrays
         last = self.history.read_round(self.history.rounds()[-1], ())
         weights = last.global_weights - self.history.manifest.server_lr * last.aggregate
