@@ -60,8 +60,9 @@ class RecordingStrategy(Strategy):
     subtracted from the global weights, divided by `local_lr`.
 
     A node is the client that its key says, so nodes need keys of their own that last
-    (`--auth-supernode-private-key`). A node without a key, as in Flower's simulation, is asked once
-    who it is, which only the handlers of `make_client_app` answer.
+    (`--auth-supernode-private-key`). For trials, as in Flower's simulation, nodes may say who they
+    are: without `keys`, if `clients` names none of the connected nodes by its key, each is asked
+    once, which the handlers of `make_client_app` answer.
 
     Args:
         strategy: The strategy.
@@ -71,7 +72,7 @@ class RecordingStrategy(Strategy):
         clients: Size of each client's data set by client id: all that may ever take part.
         keys: Fingerprints of the public keys of each client's node by client id, one or several;
             `None` if client ids are `key-` and the fingerprint, as in the log of the first round,
-            or what nodes without keys say.
+            or what nodes say.
         local_lr: Learning rate of the clients' optimizer. Recovering clients send updates in the
             same unit.
         aggregator: Our rule that does what the strategy does; `None` for that of FedAvg, FedProx,
@@ -286,16 +287,16 @@ class RecordingStrategy(Strategy):
 
     def _names(self, grid: Grid) -> dict[int, str]:
         """Return the client ids of nodes, by node id."""
-        nodes = list(grid.get_nodes())
-        fingerprints = {n.node_id: key_fingerprint(n.public_key) for n in nodes if n.public_key}
+        fingerprints = {n.node_id: key_fingerprint(n.public_key) for n in grid.get_nodes()}
         if self.keys is None:
             names = {node: f"key-{key}" for node, key in fingerprints.items()}
-            if len(names) == len(nodes):
+            if not self.clients.keys().isdisjoint(names.values()):
                 return names
+            # Keys that nobody knows, as those of a simulation, which are new in each run.
             if self._visited is None:
                 self._visited = Nodes(grid, None, self._patience)
             self._visited.wait()
-            return {n.node_id: c for c, n in self._visited.by_client.items()} | names
+            return {node.node_id: c for c, node in self._visited.by_client.items()}
         owners = {key: c for c, keys in self.keys.items() for key in keys}
         return {node: owners[key] for node, key in fingerprints.items() if key in owners}
 

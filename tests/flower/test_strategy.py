@@ -285,20 +285,33 @@ def test_arrays_of_another_module_are_refused_by_name(users_grid: FakeGrid) -> N
         recording(plain(), MemoryHistory()).start(users_grid, arrays_of(other), num_rounds=1)
 
 
-def test_nodes_without_keys_are_asked_who_they_are(users_grid: FakeGrid) -> None:
-    """As in Flower's simulation; who has a key is not believed."""
-    for node in users_grid.nodes.values():
-        node.key = b""
-    liar = users_grid.find("client-3")
-    liar.key = b"a key"
+def visits(grid: FakeGrid) -> list[int]:
+    """How often each node was asked who it is."""
+    return [
+        sum(m.metadata.message_type == "query.fedrec" for m in node.asked)
+        for node in grid.nodes.values()
+    ]
+
+
+def test_nodes_whose_keys_nobody_knows_are_asked_once_who_they_are(users_grid: FakeGrid) -> None:
+    """As in Flower's simulation, in which keys are random."""
+    history = MemoryHistory()
+    recording(plain(), history, keys=None).start(users_grid, arrays_of(make_module()), num_rounds=2)
+    assert history.read_round(1).client_ids == tuple(SIZES)
+    assert visits(users_grid) == [1, 1, 1, 1]
+
+
+def test_nodes_that_are_known_by_their_keys_are_not_asked(users_grid: FakeGrid) -> None:
+    """Nor is a stranger, whatever it says."""
+    named = {f"key-{KEYS[c]}": n for c, n in SIZES.items()}
+    users_grid.add("client-0", app=users_app(), key=b"another key")
     history = MemoryHistory()
     with pytest.warns(FedrecWarning, match="did not do what FedAvg"):  # it lacks an update
-        recording(plain(), history, keys=None).start(
-            users_grid, arrays_of(make_module()), num_rounds=2
+        recording(plain(), history, keys=None, clients=named).start(
+            users_grid, arrays_of(make_module()), num_rounds=1
         )
-    assert history.read_round(1).client_ids == ("client-0", "client-1", "client-2")
-    visits = [m for m in users_grid.find("client-0").asked if "query" in m.metadata.message_type]
-    assert len(visits) == 1
+    assert history.read_round(0).client_ids == tuple(named)
+    assert visits(users_grid) == [0, 0, 0, 0, 0]
 
 
 def test_a_recovery_knows_the_recorded_keys(users_grid: FakeGrid, make_loop: Any) -> None:
