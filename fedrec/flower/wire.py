@@ -40,6 +40,7 @@ VISIT = "query.fedrec"
 ASK = "train.fedrec"
 
 _MOST_LOGGED = 100
+_MOST_SAMPLES = 2**40
 _NPY_HEADER = 256  # bytes that NumPy's format may add to an array's own
 _TEXT = 10_000
 
@@ -181,8 +182,8 @@ class Card:
             raise UpdateError("the answer is to another question (its nonce differs)")
         training = _mapping(values, "training")
         num_samples = _value(values, "num-samples", int)
-        if not 0 < num_samples < 2**62:
-            raise UpdateError("expected num-samples to be positive")
+        if not 0 < num_samples < _MOST_SAMPLES:  # whose sum over clients has 64 bits
+            raise UpdateError(f"expected num-samples to be positive, and below {_MOST_SAMPLES}")
         client_id = _value(values, "client-id", str)
         if len(client_id) > 200:
             raise UpdateError("expected client-id to have at most 200 characters")
