@@ -25,7 +25,7 @@ from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.flower.nodes import key_fingerprint
 
-__all__ = ["make_certificates", "make_node_key", "node_key_fingerprint"]
+__all__ = ["make_certificates", "make_node_key", "node_key_fingerprint", "public_file"]
 
 
 def make_certificates(
@@ -99,10 +99,13 @@ def make_node_key(path: Path) -> str:
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     write_atomically(path, secret, private=True)
     public = key.public_key()
-    path.with_suffix(".pub").write_bytes(
-        public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    )
-    return node_key_fingerprint(path.with_suffix(".pub"))
+    public_file(path).write_bytes(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return node_key_fingerprint(public_file(path))
+
+
+def public_file(path: Path) -> Path:
+    """Return the file of the public key beside that of a private key, as `ssh-keygen` names it."""
+    return path.with_name(f"{path.name}.pub")
 
 
 def node_key_fingerprint(path: str | os.PathLike[str]) -> str:
@@ -117,10 +120,9 @@ def node_key_fingerprint(path: str | os.PathLike[str]) -> str:
     Raises:
         ConfigurationError: If the file has no public key.
     """
-    data = Path(path).read_bytes()
     try:
-        key = load_ssh_public_key(data)
-    except (ValueError, UnsupportedAlgorithm) as error:
+        key = load_ssh_public_key(Path(path).read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         hint = 'the file that ends in ".pub".'
         raise ConfigurationError(
             expected("path", "the file of a public key", str(path), hint=hint)

@@ -195,6 +195,7 @@ class _Round:
         self.weights = global_weights
         self.array = array_of(global_weights)
         self.mail = Mail(executor.grid)
+        self.began = time.monotonic()
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
         self.lost: dict[str, Node] = {}
@@ -204,17 +205,15 @@ class _Round:
 
     def run(self) -> tuple[dict[str, Answer], dict[str, str], dict[str, ClientCost]]:
         """Return the answers, the reasons of those refused, and what was spent on each client."""
-        began, pause = time.monotonic(), _FASTEST
+        pause = _FASTEST
         while True:
             self._send()
             got = self._collect()
             for client_id in self._open():
-                if time.monotonic() - began > self.executor.timeout:
+                waited = time.monotonic() - self.began
+                if waited > self.executor.timeout:
                     self._refuse(client_id, f"no answer within {self.executor.timeout:g} seconds")
-                elif (
-                    client_id not in self.nodes
-                    and time.monotonic() - began > self.executor.reconnect
-                ):
+                elif client_id not in self.nodes and waited > self.executor.reconnect:
                     self._refuse(client_id, "it is not connected")
             if not self._open():
                 return self.answers, self.refused, self.costs
@@ -278,7 +277,9 @@ class _Round:
                 self._spend(client_id, size_of(message))
                 self._refuse(client_id, str(error))
             else:
-                self._spend(client_id, size_of(message), answer.seconds)
+                # It says so itself, but nobody has worked for longer than the server has waited.
+                seconds = min(answer.seconds, time.monotonic() - self.began)
+                self._spend(client_id, size_of(message), seconds)
                 self.answers[client_id] = answer
         return got
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedrec.exceptions import FedrecError
-from fedrec.flower.credentials import make_certificates, make_node_key
+from fedrec.flower.credentials import make_certificates, make_node_key, public_file
 from fedrec.flower.warm import POLL_VARIABLE, Forked, WarmProcess
 
 __all__ = ["LocalFederation"]
@@ -57,8 +57,7 @@ class LocalFederation:
         self.keys: dict[str, str] = {}
         self.database = database
         self._tls = self.folder / "tls"
-        if not (self._tls / "ca.pem").exists():
-            make_certificates(self._tls)
+        make_certificates(self._tls)
         self.port = free_port()
         #: Environment of all processes.
         self.environment = {
@@ -100,14 +99,7 @@ class LocalFederation:
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
         self._wait_for_port("superlink", self.port)
-        for left in reversed(range(10)):  # on a busy machine, it listens long before it answers
-            try:
-                self.flwr("list", _NAME)
-                return
-            except FedrecError:
-                if not left or self._processes["superlink"].poll() is not None:
-                    raise
-                time.sleep(1.0)
+        self._list()
 
     def start_node(
         self,
@@ -126,7 +118,7 @@ class LocalFederation:
         key = self.folder / "keys" / client_id
         if client_id not in self.keys:
             self.keys[client_id] = make_node_key(key)
-            self.flwr("supernode", "register", key.with_suffix(".pub"), _NAME)
+            self.flwr("supernode", "register", public_file(key), _NAME)
         values = {"client-id": client_id, **(config or {})}
         return self._start(
             client_id,
@@ -179,7 +171,7 @@ class LocalFederation:
         self._processes[name] = process
         return process
 
-    def _wait_for_port(self, name: str, port: int, seconds: float = 120.0) -> None:
+    def _wait_for_port(self, name: str, port: int, seconds: float = 600.0) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._processes[name].poll() is None:
             with socket.socket() as probe:
@@ -229,9 +221,21 @@ class LocalFederation:
 
     def status(self, run_id: str) -> dict[str, Any]:
         """Return what Flower says about a run: status, traffic and more."""
-        said = self.flwr("list", _NAME, "--run-id", run_id, "--format", "json")
+        said = self._list("--run-id", run_id, "--format", "json")
         run: dict[str, Any] = _json(said)["runs"][0]
         return run
+
+    def _list(self, *options: str) -> str:
+        """Run `flwr list`, again if it fails: a busy SuperLink answers after Flower's patience."""
+        tries = 1
+        while True:
+            try:
+                return self.flwr("list", _NAME, *options)
+            except FedrecError:
+                if tries == 10 or self._processes["superlink"].poll() is not None:
+                    raise
+            tries += 1
+            time.sleep(1.0)
 
     def wait(self, run_id: str) -> dict[str, Any]:
         """Wait until a run has ended, and return what Flower says about it.

@@ -21,6 +21,7 @@ __all__ = ["Node", "Nodes", "error_text", "key_fingerprint", "key_lists"]
 _log = logging.getLogger(__name__)
 
 _REFRESH = 1.0  # seconds between two looks at which nodes are connected
+_FASTEST = 0.05  # seconds before answers are looked for again, at first
 
 
 def key_fingerprint(public_key: bytes) -> str:
@@ -104,6 +105,18 @@ class Nodes:
         for node_id in self._mail.overdue():
             self._ask_again(node_id)
 
+    def wait(self) -> None:
+        """Take note of nodes as `refresh` does, and wait until each has said who it is.
+
+        It waits for at most `patience` seconds.
+        """
+        deadline, pause = time.monotonic() + self._patience, _FASTEST
+        self.refresh()
+        while self._nonces and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(_REFRESH, 1.4 * pause)
+            self.refresh()
+
     def _look(self) -> None:
         infos = {n.node_id: n for n in self._grid.get_nodes()}
         now = {i: (n.last_activated_at, key_fingerprint(n.public_key)) for i, n in infos.items()}
@@ -111,6 +124,7 @@ class Nodes:
         for node_id in gone:
             del self._infos[node_id]
             self.refused.pop(node_id, None)
+            self._nonces.pop(node_id, None)
             self._mail.forget(node_id)
         self.by_client = {c: n for c, n in self.by_client.items() if n.node_id in self._infos}
         visits = {}
@@ -124,10 +138,12 @@ class Nodes:
                 self._nonces[node_id] = nonce = secrets.token_hex(16)
                 content = RecordDict({"visit": ConfigRecord({"nonce": nonce})})
                 visits[node_id] = Message(content, node_id, VISIT, ttl=self._patience)
-        self._mail.send(visits)
+        for node_id in self._mail.send(visits):
+            self._ask_again(node_id)
 
     def _ask_again(self, node_id: int) -> None:
         self._refuse(node_id, "it has not said yet who it is")
+        self._nonces.pop(node_id, None)
         del self._infos[node_id]  # as if it had just come
 
     def _read(self, node_id: int, message: Message, nonce: str) -> None:

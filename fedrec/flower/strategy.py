@@ -17,8 +17,14 @@ from fedrec._checks import check_float, check_instance
 from fedrec.aggregators import FedAvg, FedAvgM, Krum, Median, TrimmedMean
 from fedrec.aggregators.base import Aggregator
 from fedrec.clients.hooks import unwrapped
-from fedrec.exceptions import ConfigurationError, FedrecWarning, UpdateError, expected
-from fedrec.flower.nodes import error_text, key_fingerprint, key_lists
+from fedrec.exceptions import (
+    ConfigurationError,
+    FedrecError,
+    FedrecWarning,
+    UpdateError,
+    expected,
+)
+from fedrec.flower.nodes import Nodes, error_text, key_fingerprint, key_lists
 from fedrec.flower.wire import vector_of
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
@@ -40,6 +46,8 @@ _RULES: dict[str, Callable[[Any], Aggregator]] = {
     "Krum": lambda strategy: Krum(num_byzantine=strategy.num_malicious_nodes),
 }
 
+_FLOATS = ("float16", "float32", "float64")
+
 # A strategy that computes in another order, or in float64, differs by rounding only.
 _ROUNDING = 1e-3
 
@@ -52,7 +60,9 @@ class RecordingStrategy(Strategy):
     subtracted from the global weights, divided by `local_lr`.
 
     A node is the client that its key says, so nodes need keys of their own that last
-    (`--auth-supernode-private-key`).
+    (`--auth-supernode-private-key`). For trials, as in Flower's simulation, nodes may say who they
+    are: without `keys`, if `clients` names none of the connected nodes by its key, each is asked
+    once, which the handlers of `make_client_app` answer.
 
     Args:
         strategy: The strategy.
@@ -61,11 +71,13 @@ class RecordingStrategy(Strategy):
         module: The model, whose `state_dict` the arrays are, by name or in its order.
         clients: Size of each client's data set by client id: all that may ever take part.
         keys: Fingerprints of the public keys of each client's node by client id, one or several;
-            `None` if client ids are `key-` and the fingerprint, as in the log of the first round.
+            `None` if client ids are `key-` and the fingerprint, as in the log of the first round,
+            or what nodes say.
         local_lr: Learning rate of the clients' optimizer. Recovering clients send updates in the
             same unit.
-        aggregator: Our rule that does what the strategy does; `None` for the one of a known
-            strategy: FedAvg, FedProx, FedAvgM, FedMedian, FedTrimmedAvg, Krum.
+        aggregator: Our rule that does what the strategy does; `None` for that of FedAvg, FedProx,
+            FedAvgM, FedMedian, FedTrimmedAvg or Krum, or of the one among them that the strategy
+            is derived from. It is compared with the strategy in the first round.
         seed: Seed of a recovery's random draws.
 
     Raises:
@@ -108,12 +120,17 @@ class RecordingStrategy(Strategy):
         self.aggregator = _rule_of(strategy) if aggregator is None else aggregator
         self.seed = seed
         self.layout = ParameterVector(self.module)
+        # As they are before `start` puts this object's in their place.
+        self._configure_train = strategy.configure_train
+        self._aggregate_train = strategy.aggregate_train
         if self.layout.buffer_names:
             raise ConfigurationError(
                 f"{type(self.module).__name__} has running statistics, which are not part of a "
                 "client update. HINT: use GroupNorm, or freeze them with `.eval()`."
             )
         self._num_rounds = 0
+        self._patience = 3600.0
+        self._visited: Nodes | None = None
         self._asked: dict[int, str] = {}
         self._weights: Tensor | None = None
         self._compared = False
@@ -137,27 +154,40 @@ class RecordingStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the strategy, by its own `start`, and record."""
-        self._num_rounds = num_rounds
-        # Its own `start`, on this object, so that its rounds come by here.
-        start = type(self.strategy).start
-        return start(
-            self,
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-        )
+        self._num_rounds, self._patience = num_rounds, timeout
+        # On the strategy itself, which may keep things and call `super()`; its rounds come by here.
+        watched = {
+            "configure_train": self.configure_train,
+            "aggregate_train": self.aggregate_train,
+        }
+        vars(self.strategy).update(watched)
+        try:
+            return self.strategy.start(
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
+            )
+        finally:
+            for name in watched:
+                delattr(self.strategy, name)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Let the strategy choose clients, and take note of whom it asks, with which weights."""
+        try:
+            self._weights = self._vector(arrays)
+        except UpdateError as error:
+            raise ConfigurationError(
+                f"The strategy's arrays are not those of {type(self.module).__name__}: {error}. "
+                "HINT: the initial arrays are `ArrayRecord(module.state_dict())`."
+            ) from error
         self._begin()
-        self._weights = self._vector(arrays)
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        messages = list(self._configure_train(server_round, arrays, config, grid))
         names = self._names(grid)
         nodes = [message.metadata.dst_node_id for message in messages]
         asked = {names[node]: node for node in nodes if names.get(node) in self.clients}
@@ -179,7 +209,7 @@ class RecordingStrategy(Strategy):
         """Let the strategy aggregate, and write the round to the history."""
         replies = list(replies)
         sent = self._read(replies)  # first: a strategy may take the replies apart
-        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        arrays, metrics = self._aggregate_train(server_round, replies)
         if arrays is not None:
             self._write(sent, self._vector(arrays), server_round)
         return arrays, metrics
@@ -213,7 +243,7 @@ class RecordingStrategy(Strategy):
         Args:
             initial_arrays: The weights to begin with if nothing is recorded yet.
         """
-        if self.history.is_empty or not self.history.rounds():
+        if not self.history.rounds():
             return initial_arrays
         last = self.history.read_round(self.history.rounds()[-1], ())
         weights = last.global_weights - self.history.manifest.server_lr * last.aggregate
@@ -259,7 +289,14 @@ class RecordingStrategy(Strategy):
         """Return the client ids of nodes, by node id."""
         fingerprints = {n.node_id: key_fingerprint(n.public_key) for n in grid.get_nodes()}
         if self.keys is None:
-            return {node: f"key-{key}" for node, key in fingerprints.items()}
+            names = {node: f"key-{key}" for node, key in fingerprints.items()}
+            if not self.clients.keys().isdisjoint(names.values()):
+                return names
+            # Keys that nobody knows, as those of a simulation, which are new in each run.
+            if self._visited is None:
+                self._visited = Nodes(grid, None, self._patience)
+            self._visited.wait()
+            return {node.node_id: c for c, node in self._visited.by_client.items()}
         owners = {key: c for c, keys in self.keys.items() for key in keys}
         return {node: owners[key] for node, key in fingerprints.items() if key in owners}
 
@@ -276,10 +313,15 @@ class RecordingStrategy(Strategy):
         )
 
     def _vector(self, arrays: ArrayRecord) -> Tensor:
-        """Return arrays as one vector, shape $(d,)$."""
+        """Return arrays as one vector, shape $(d,)$; its numbers may be NaN or infinite."""
         keys = self._keys_of(arrays)
-        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
-        return torch.cat([vector_of(arrays[keys[n]], shape) for n, shape in shapes.items()])
+        parts = []
+        for name, shape in zip(self.layout.names, self.layout.shapes, strict=True):
+            array = arrays[keys[name]]
+            # A model may come in other floats than it is kept in, as after Flower's FedAdam.
+            dtype = array.dtype if array.dtype in _FLOATS else "float32"
+            parts.append(vector_of(array, shape, dtype, finite=False).float())
+        return torch.cat(parts)
 
     def _read(self, replies: Sequence[Message]) -> CohortUpdates:
         """Return the updates that were sent; what cannot be used is refused by name."""
@@ -294,11 +336,15 @@ class RecordingStrategy(Strategy):
             try:
                 if message.has_error():
                     raise UpdateError(error_text(message))
-                (arrays,) = message.content.array_records.values()
-                rows[client_id] = (self._weights - self._vector(arrays)) / self.local_lr
+                records = list(message.content.array_records.values())
+                if len(records) != 1:
+                    raise UpdateError(f"expected one record of arrays, but got {len(records)}")
+                row = (self._weights - self._vector(records[0])) / self.local_lr
+                if not row.isfinite().all():
+                    raise UpdateError("the update has NaN or infinity")
                 sizes[client_id] = self._size(message, client_id)
-            except (UpdateError, ValueError) as error:
-                rows.pop(client_id, None)
+                rows[client_id] = row
+            except UpdateError as error:
                 refused[client_id] = str(error)
         for client_id in self._asked.values():
             if client_id not in rows:
@@ -324,15 +370,17 @@ class RecordingStrategy(Strategy):
 
     def _write(self, sent: CohortUpdates, after: Tensor, server_round: int) -> None:
         assert self._weights is not None
-        if not sent.client_ids:
+        aggregate = (self._weights - after) / self.server_lr
+        why = None
+        if not (self._weights.isfinite().all() and aggregate.isfinite().all()):
+            why = "the strategy's weights have NaN or infinity"
+        elif not sent.client_ids:
+            why = f"no reply in it can be used: {dict(sent.refused)}"
+        if why is not None:
             warnings.warn(
-                f"Round {server_round} is not recorded, as no reply in it can be used: "
-                f"{dict(sent.refused)}.",
-                FedrecWarning,
-                stacklevel=3,
+                f"Round {server_round} is not recorded, as {why}.", FedrecWarning, stacklevel=3
             )
             return
-        aggregate = (self._weights - after) / self.server_lr
         if not self._compared:
             self._compare(sent, aggregate)
             self._compared = True
@@ -351,21 +399,28 @@ class RecordingStrategy(Strategy):
         if self.aggregator.has_memory and self.history.rounds():
             return  # its memory is of rounds that it has not seen here
         weights = sent.num_samples / sent.num_samples.sum()
-        ours = type(self.aggregator)(**self.aggregator.init_args())(sent.updates, weights)
-        difference = float((ours - aggregate).norm() / aggregate.norm().clamp_min(1e-30))
-        if difference > _ROUNDING:
-            warnings.warn(
-                f"{type(self.strategy).__name__} did not do what {self.aggregator!r} would have "
-                f"done (relative difference {difference:.2g}), so that a recovery would not repeat "
-                "it. HINT: pass the rule that it follows as `aggregator=`.",
-                FedrecWarning,
-                stacklevel=2,
-            )
+        try:
+            ours = type(self.aggregator)(**self.aggregator.init_args())(sent.updates, weights)
+        except FedrecError as error:  # it needs more clients, or more than updates
+            how = str(error).partition(" HINT:")[0].rstrip(".")
+        else:
+            difference = float((ours - aggregate).norm() / aggregate.norm().clamp_min(1e-30))
+            if difference <= _ROUNDING:
+                return
+            how = f"relative difference {difference:.2g}"
+        warnings.warn(
+            f"{type(self.strategy).__name__} did not do what {self.aggregator!r} would have done "
+            f"({how}), so that a recovery would not repeat it. HINT: pass the rule that it follows "
+            "as `aggregator=`, here or to the recovery.",
+            FedrecWarning,
+            stacklevel=2,
+        )
 
 
 def _rule_of(strategy: Strategy) -> Aggregator:
     kind = type(strategy)
-    make = _RULES.get(kind.__name__) if kind.__module__.startswith("flwr.") else None
+    flowers = next((c for c in kind.__mro__ if c.__module__.startswith("flwr.")), None)
+    make = None if flowers is None else _RULES.get(flowers.__name__)
     if make is None:
         hint = "`aggregator=` names the rule that it follows, for the recovery."
         raise ConfigurationError(

@@ -350,7 +350,8 @@ def _ask_more_often() -> None:
     """Shorten Flower's pauses to the seconds of an environment variable.
 
     These are the pause of an idle SuperNode, and that before a part of a message that has not
-    arrived yet is asked for again.
+    arrived yet is asked for again. Where asking itself takes long, as on a busy machine, a pause is
+    three times as long as that, or Flower's own: else nodes that ask would leave no time for work.
     """
     seconds = os.environ.get(POLL_VARIABLE)
     if seconds is None:
@@ -358,8 +359,15 @@ def _ask_more_often() -> None:
     limit = float(seconds)
     module: Any = importlib.import_module("flwr.supernode.start_client_internal")
     if hasattr(module, "time"):  # its own name for the standard module
-        brief = SimpleNamespace(**vars(time))
-        brief.sleep = lambda seconds: time.sleep(min(seconds, limit))
+        brief, woke = SimpleNamespace(**vars(time)), time.monotonic()
+
+        def sleep(seconds: float) -> None:
+            nonlocal woke
+            worked = time.monotonic() - woke
+            time.sleep(min(seconds, max(limit, 3 * worked)))
+            woke = time.monotonic()
+
+        brief.sleep = sleep
         module.time = brief
     module = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
     defaults = module.pull_objects.__kwdefaults__ or {}

@@ -40,6 +40,7 @@ VISIT = "query.fedrec"
 ASK = "train.fedrec"
 
 _MOST_LOGGED = 100
+_MOST_SAMPLES = 2**40
 _NPY_HEADER = 256  # bytes that NumPy's format may add to an array's own
 _TEXT = 10_000
 
@@ -49,17 +50,20 @@ def array_of(vector: Tensor) -> Array:
     return Array(vector.detach().cpu().numpy())
 
 
-def vector_of(array: object, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+def vector_of(
+    array: object, shape: Sequence[int], dtype: str = "float32", *, finite: bool = True
+) -> Tensor:
     """Return the entries of an array that was sent, as a vector.
 
     Args:
         array: What was sent.
         shape: Shape that it must have.
         dtype: Dtype that it must have.
+        finite: Whether its numbers must be finite.
 
     Raises:
-        UpdateError: If it is anything else, or has numbers that are not finite. Nothing is
-            allocated before shape, dtype and size are known to be right.
+        UpdateError: If it is anything else. Nothing is allocated before shape, dtype and size are
+            known to be right.
     """
     shape = tuple(shape)
     if not isinstance(array, Array):
@@ -84,7 +88,7 @@ def vector_of(array: object, shape: Sequence[int], dtype: str = "float32") -> Te
     if inner != shape or found != kind or len(array.data) - header.tell() != num_bytes:
         raise UpdateError(f"expected shape {shape} and dtype {dtype} inside the array, too")
     numbers = np.frombuffer(array.data, kind, offset=header.tell())
-    if not np.isfinite(numbers).all():
+    if finite and not np.isfinite(numbers).all():
         raise UpdateError("the update has NaN or infinity")
     return torch.from_numpy(numbers.reshape(shape, order="F" if fortran else "C").flatten())
 
@@ -178,8 +182,8 @@ class Card:
             raise UpdateError("the answer is to another question (its nonce differs)")
         training = _mapping(values, "training")
         num_samples = _value(values, "num-samples", int)
-        if not 0 < num_samples < 2**62:
-            raise UpdateError("expected num-samples to be positive")
+        if not 0 < num_samples < _MOST_SAMPLES:  # whose sum over clients has 64 bits
+            raise UpdateError(f"expected num-samples to be positive, and below {_MOST_SAMPLES}")
         client_id = _value(values, "client-id", str)
         if len(client_id) > 200:
             raise UpdateError("expected client-id to have at most 200 characters")

@@ -233,6 +233,8 @@ class Recovery:
             batch_policy=self.batch_policy,
             on_bad_update=self.on_bad_update,
         )
+        if self.engine.executor.live:
+            self._require_same_keys()
         self.engine.buffers.select(manifest.buffers)
         place = Path("recover", self.name)
         self.folder = None if runtime.folder is None else runtime.folder / place
@@ -288,6 +290,20 @@ class Recovery:
                     f"Client {client_id!r} trained with {dict(then_args)} in the recording, but "
                     f"would with {dict(now_args)} now. HINT: build the federation with the same "
                     'arguments; `batch_policy="fresh"` gives up replaying the recorded batches.'
+                )
+
+    def _require_same_keys(self) -> None:
+        """Refuse live clients that do not have the keys of the recorded ones."""
+        recorded, current = self.history.manifest.training, training_of(self.federation)
+        for client_id in self.remaining:
+            then = recorded.get(client_id, recorded.get("*", {})).get("key")
+            now = current.get(client_id, current.get("*", {})).get("key")
+            if then not in (None, now):
+                what = "no key was asked for" if now is None else f"its key is {now}"
+                raise ConfigurationError(
+                    f"Client {client_id!r} had the key {then} in the recording, but {what} now. "
+                    "HINT: give the executor its `keys`: the recorded one, and behind it one that "
+                    "the client has got since."
                 )
 
     def _rounds_of_clients(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ from fedrec._lazy import lazy
 
 if TYPE_CHECKING:
     from fedrec.report.comparison import write_comparison
-    from fedrec.report.costs import print_costs
+    from fedrec.report.costs import print_costs, write_costs
     from fedrec.report.figures import draw_box, draw_cost, draw_cp, draw_values
     from fedrec.report.looks import save_figure
     from fedrec.report.notebook import Comparison, compare
@@ -26,6 +26,7 @@ __all__ = [
     "print_results",
     "save_figure",
     "write_comparison",
+    "write_costs",
     "write_report",
 ]
 
@@ -36,7 +37,7 @@ __getattr__, __dir__ = lazy(
             ("draw_box", "draw_cost", "draw_cp", "draw_values"), "fedrec.report.figures"
         ),
         **dict.fromkeys(("Comparison", "compare"), "fedrec.report.notebook"),
-        "print_costs": "fedrec.report.costs",
+        **dict.fromkeys(("print_costs", "write_costs"), "fedrec.report.costs"),
         "print_results": "fedrec.report.table",
         "save_figure": "fedrec.report.looks",
         "write_comparison": "fedrec.report.comparison",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 
-from fedrec.report.table import print_table
+from fedrec._files import write_atomically
+from fedrec.report.html import document, note, section, table
+from fedrec.report.table import percent, print_table
 
 if TYPE_CHECKING:
     from fedrec.metrics.cost import CostLedger
 
-__all__ = ["Table", "costs_table", "print_costs", "table_of_costs"]
+__all__ = ["Table", "costs_table", "print_costs", "table_of_costs", "write_costs"]
 
 _Costs = Mapping[str, tuple[float, int, float]]
 
@@ -56,6 +60,41 @@ def print_costs(ledger: CostLedger, console: Console, *, title: str = "") -> Non
     """
     heads, rows = costs_table(ledger)
     print_table(console, heads, rows, title=title)
+
+
+def write_costs(
+    ledger: CostLedger, output: str | Path, *, title: str = "Costs of a recovery"
+) -> Path:
+    """Write what `print_costs` prints as an HTML page, which needs no other file and no network.
+
+    Args:
+        ledger: The ledger of the recovery.
+        output: File to write.
+        title: Heading of the page.
+
+    Returns:
+        The file.
+
+    Examples:
+        >>> import tempfile
+        >>> from fedrec.metrics import CostLedger
+        >>> ledger = CostLedger({"a": 8, "b": 8})
+        >>> ledger.add("a", 0, "warmup", num_bytes=3_000_000, seconds=0.5)
+        >>> write_costs(ledger, f"{tempfile.mkdtemp()}/costs.html").name
+        'costs.html'
+    """
+    heads, rows = costs_table(ledger)
+    cells = [[escape(client), *rest] for client, *rest in rows]
+    saved = f"ACP {percent(ledger.acp())} %" if ledger.cp() else "nobody has rounds to save"
+    header = f"<p>{len(ledger.num_rounds)} clients: {saved}.</p>"
+    main = section("Costs by client", table("Costs by client", heads, cells)) + note(
+        "How often a client was asked, megabytes that it received and sent, and the seconds that "
+        "it took, as it says. Beside them: what training from scratch would have cost, at as much "
+        "for each request. ACP: the part of the rounds in which a client was not asked, on average."
+    )
+    path = Path(output)
+    write_atomically(path, document(title, "fedrec recovery", header, main))
+    return path
 
 
 def costs_table(ledger: CostLedger) -> Table:

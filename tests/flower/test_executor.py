@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,18 @@ def test_the_ledger_has_the_bytes_that_were_sent(joined: Any, make_loop: Any) ->
         assert seconds > 0
 
 
+def test_nobody_has_worked_for_longer_than_the_server_has_waited(
+    grid: Any, joined: Any, make_loop: Any
+) -> None:
+    executor, federation = joined
+    _, history = record(make_loop(executor), federation, rounds=2)
+    grid.find("client-1").tamper = changed("card", "seconds", lambda seconds: 1e300)
+    began = time.monotonic()
+    result = make_loop(executor).recover(federation, history, TrainFromScratch(), ["client-3"])
+    waited = time.monotonic() - began
+    assert 0 < result.ledger.by_client()["client-1"][2] <= waited
+
+
 # -- answers that cannot be used ------------------------------------------------------------------
 
 
@@ -131,6 +144,7 @@ def lying_header(array: Array) -> Array:
         (changed("card", "nonce", lambda n: "0" * 32), "another question"),
         (changed("card", "num-samples", lambda n: 10 * n), "num_samples was"),
         (changed("card", "num-samples", lambda n: "many"), "expected num-samples to be int"),
+        (changed("card", "num-samples", lambda n: 2**62), "num-samples to be positive, and below"),
         (changed("card", "fingerprint", lambda f: "0" * 32), "fingerprint was"),
         (changed("card", "training", lambda t: '{"batch_size": 1}'), "training was"),
         (changed("card", "training", lambda t: "[" * 9000), "expected training to be JSON"),

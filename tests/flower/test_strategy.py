@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 
@@ -19,6 +19,7 @@ from fedrec.exceptions import ConfigurationError, FedrecWarning
 from fedrec.flower import FlowerExecutor, RecordingStrategy, make_client_app
 from fedrec.flower.nodes import key_fingerprint
 from fedrec.history import MemoryHistory
+from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, HistoricalOnly, TrainFromScratch
 from tests.flower.conftest import FakeGrid, make_module
 
@@ -201,18 +202,139 @@ def test_a_size_that_is_not_the_listed_one_is_said(users_grid: FakeGrid) -> None
     assert not history.rounds()
 
 
-def test_another_strategy_needs_its_rule(users_grid: FakeGrid) -> None:
-    class Mine(flower.FedAvg):
-        def aggregate_train(self, server_round: Any, replies: Any) -> Any:
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            halved = {k: np.asarray(a.numpy()) / 2 for k, a in arrays.items()}
-            return ArrayRecord({k: type(arrays[k])(a) for k, a in halved.items()}), metrics
+class Mine(flower.FedAvg):
+    """A strategy as users derive it: it keeps things in `start`, and changes what comes out."""
 
-    with pytest.raises(ConfigurationError, match="`aggregator=` names the rule"):
-        recording(Mine(), MemoryHistory())
-    strategy = recording(Mine(min_train_nodes=4), MemoryHistory(), aggregator=FedAvg())
+    factor = 1.0
+
+    def start(self, *arguments: Any, **settings: Any) -> Any:
+        self.rounds: list[int] = []
+        return super().start(*arguments, **settings)
+
+    def aggregate_train(self, server_round: Any, replies: Any) -> Any:
+        self.rounds.append(server_round)
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        changed = {k: Array(a.numpy() * np.float32(self.factor)) for k, a in arrays.items()}
+        return ArrayRecord(changed), metrics
+
+
+def test_a_strategy_with_a_start_of_its_own_runs_it(users_grid: FakeGrid) -> None:
+    mine, history = Mine(fraction_evaluate=0.0, min_train_nodes=4), MemoryHistory()
+    recording(mine, history).start(users_grid, arrays_of(make_module()), num_rounds=2)
+    assert mine.rounds == [1, 2]
+    assert len(history.rounds()) == 2
+    mine.start(users_grid, arrays_of(make_module()), num_rounds=1)  # unwrapped again
+    assert len(history.rounds()) == 2
+
+
+def test_a_derived_strategy_that_does_something_else_is_said(users_grid: FakeGrid) -> None:
+    mine, history = Mine(fraction_evaluate=0.0, min_train_nodes=4), MemoryHistory()
+    mine.factor = 0.5
     with pytest.warns(FedrecWarning, match="Mine did not do what FedAvg"):
-        strategy.start(users_grid, arrays_of(make_module()), num_rounds=1)
+        recording(mine, history).start(users_grid, arrays_of(make_module()), num_rounds=1)
+    assert len(history.rounds()) == 1
+
+
+def test_a_strategy_without_a_known_rule_needs_one(users_grid: FakeGrid) -> None:
+    adam = flower.FedAdam(fraction_evaluate=0.0, min_train_nodes=4)
+    with pytest.raises(ConfigurationError, match="`aggregator=` names the rule"):
+        recording(adam, MemoryHistory())
+    history = MemoryHistory()
+    with pytest.warns(FedrecWarning, match="FedAdam did not do what FedAvg"):
+        result = recording(adam, history, aggregator=FedAvg()).start(
+            users_grid, arrays_of(make_module()), num_rounds=2
+        )
+    assert {array.dtype for array in result.arrays.values()} == {"float64"}  # Flower's doing
+    assert len(history.rounds()) == 2
+
+
+def test_a_rule_that_cannot_be_tried_does_not_end_the_training(users_grid: FakeGrid) -> None:
+    krum = flower.Krum(num_malicious_nodes=1, fraction_evaluate=0.0, min_train_nodes=4)
+    history = MemoryHistory()
+    with pytest.warns(FedrecWarning, match="Krum needs m >= 2f"):  # five clients, but there are 4
+        recording(krum, history).start(users_grid, arrays_of(make_module()), num_rounds=1)
+    assert len(history.rounds()) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+def test_numbers_that_are_no_update_do_not_end_the_training(
+    users_grid: FakeGrid, value: float
+) -> None:
+    """The strategy uses them, as it did before; 3e38 is finite, but no update of float32."""
+    node = users_grid.find("client-1")
+
+    def tamper(message: Message, reply: Message) -> list[Message]:
+        arrays = reply.content["arrays"]
+        for key, array in arrays.items():
+            arrays[key] = Array(np.full(array.shape, value, np.float32))
+        return [reply]
+
+    node.tamper = tamper
+    history = MemoryHistory()
+    with pytest.warns(FedrecWarning, match=r"Round \d is not recorded.*NaN or infinity"):
+        result = recording(plain(), history).start(
+            users_grid, arrays_of(make_module()), num_rounds=2
+        )
+    assert not history.rounds()
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
+
+
+def test_arrays_of_another_module_are_refused_by_name(users_grid: FakeGrid) -> None:
+    other = MLP(in_features=64, hidden=(8,))
+    with pytest.raises(ConfigurationError, match=r"arrays are not those of MLP.*HINT"):
+        recording(plain(), MemoryHistory()).start(users_grid, arrays_of(other), num_rounds=1)
+
+
+def visits(grid: FakeGrid) -> list[int]:
+    """How often each node was asked who it is."""
+    return [
+        sum(m.metadata.message_type == "query.fedrec" for m in node.asked)
+        for node in grid.nodes.values()
+    ]
+
+
+def test_nodes_whose_keys_nobody_knows_are_asked_once_who_they_are(users_grid: FakeGrid) -> None:
+    """As in Flower's simulation, in which keys are random."""
+    history = MemoryHistory()
+    recording(plain(), history, keys=None).start(users_grid, arrays_of(make_module()), num_rounds=2)
+    assert history.read_round(1).client_ids == tuple(SIZES)
+    assert visits(users_grid) == [1, 1, 1, 1]
+
+
+def test_nodes_that_are_known_by_their_keys_are_not_asked(users_grid: FakeGrid) -> None:
+    """Nor is a stranger, whatever it says."""
+    named = {f"key-{KEYS[c]}": n for c, n in SIZES.items()}
+    users_grid.add("client-0", app=users_app(), key=b"another key")
+    history = MemoryHistory()
+    with pytest.warns(FedrecWarning, match="did not do what FedAvg"):  # it lacks an update
+        recording(plain(), history, keys=None, clients=named).start(
+            users_grid, arrays_of(make_module()), num_rounds=1
+        )
+    assert history.read_round(0).client_ids == tuple(named)
+    assert visits(users_grid) == [0, 0, 0, 0, 0]
+
+
+def test_a_recovery_knows_the_recorded_keys(users_grid: FakeGrid, make_loop: Any) -> None:
+    """Whoever claims an id without its key is not asked, whatever else may have changed."""
+    history = MemoryHistory()
+    recording(plain(), history).start(users_grid, arrays_of(make_module()), num_rounds=3)
+
+    def recover(keys: Any) -> Any:
+        executor, module = FlowerExecutor(users_grid, timeout=5.0, keys=keys), make_module()
+        federation = Federation(executor.join(module, client_ids=list(SIZES)[:3]), module)
+        loop = make_loop(executor)
+        return loop.recover(
+            federation, history, TrainFromScratch(), ["client-3"], batch_policy="fresh"
+        )
+
+    key = KEYS["client-1"]
+    with pytest.raises(ConfigurationError, match=r"'client-0' had the key .* no key was asked for"):
+        recover(None)
+    users_grid.find("client-1").key = b"new"
+    new = key_fingerprint(b"new")
+    with pytest.raises(ConfigurationError, match=f"had the key {key} .* its key is {new} now"):
+        recover({**KEYS, "client-1": new})
+    assert recover({**KEYS, "client-1": [key, new]}).rounds == 3
 
 
 def test_another_recording_is_not_continued(users_grid: FakeGrid) -> None:

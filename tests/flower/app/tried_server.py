@@ -35,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         keys=keys,
     )
     module = make_module()
-    clients = executor.join(module, client_ids=str(config["clients"]).split("+"), timeout=120)
+    clients = executor.join(module, client_ids=str(config["clients"]).split("+"), timeout=1200)
     federation = Federation(clients, module)
     loop = FederatedLoop(executor=executor, default_root_dir=folder, enable_progress_bar=False)
     with LMDBHistory(folder / "history") as history:

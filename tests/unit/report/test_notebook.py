@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from fedrec.exceptions import ConfigurationError, MissingDependencyError
 from fedrec.metrics import CostLedger
 from fedrec.report import Comparison, compare
-from fedrec.report.costs import costs_table
+from fedrec.report.costs import costs_table, write_costs
 from fedrec.types import Detection, RunResult
 
 
@@ -256,3 +257,15 @@ def test_a_ledger_shows_what_each_client_has_cost() -> None:
     untimed = CostLedger({"a": 8})
     untimed.add("a", 0, "warmup", num_bytes=1_500_000)
     assert costs_table(untimed).rows[0] == ["a", "1", "1.50", "8", "12.00"]
+
+
+def test_a_page_has_the_costs_of_each_client(tmp_path: Path) -> None:
+    """One of eight rounds was asked of one client, and none of the other: CP 7/8 and 1."""
+    costs = CostLedger({"<a>": 8, "b": 8})
+    costs.add("<a>", 0, "warmup", num_bytes=1_500_000, seconds=0.25)
+    page = write_costs(costs, tmp_path / "costs.html", title="Of <mine>").read_text()
+    assert "<h1>Of &lt;mine&gt;</h1>" in page
+    assert "<p>2 clients: ACP 93.8 %.</p>" in page
+    cells = ("1", "1.50", "0.2", "8", "12.00", "2.0")
+    row = "".join(f"<td>{cell}</td>" for cell in cells)
+    assert f'<tr><th scope="row">&lt;a&gt;</th>{row}</tr>' in page

@@ -17,6 +17,7 @@ from fedrec.detectors import CosineOutlier
 from fedrec.flower import FlowerExecutor
 from fedrec.history import LMDBHistory
 from fedrec.recoverers import FedRecover
+from fedrec.report import write_costs
 from fedrec.types import RunResult
 
 app = ServerApp()
@@ -77,6 +78,8 @@ def recover(
     federation = Federation(clients, module, test_dataset=make_data().test_dataset)
     result = loop.recover(federation, history, METHOD, excluded, on_bad_update="drop", resume=True)
     report(config, loop, federation, "recover", result)
+    if result.ledger is not None:
+        write_costs(result.ledger, Path(config["folder"]) / "costs.html")
     return result
 
 
@@ -87,7 +90,7 @@ def report(
     name: str,
     result: RunResult,
 ) -> None:
-    """Write what came out; what it has cost is in recover/FedRecover/ledger.csv."""
+    """Write what came out."""
     tested = loop.test(federation, result.global_weights)
     write(config, name, {"ter": tested["ter"], "rounds": result.rounds})
 
