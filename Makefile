@@ -12,11 +12,13 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt
 export NO_MKDOCS_2_WARNING := 1
 EXTRAS := dev,docs
+# What was installed is noted, so that `make optional` knows whether it has to add something.
+INSTALL = $(PIP) -e '.[$(EXTRAS)]' && echo '$(EXTRAS)' > $(INSTALLED)
 # Which tests `make test` runs, as pytest's -m has it.
 MARK := not slow and not live
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow live optional clean
+.PHONY: help quickstart flower-demo test lint types tests docs docs-and-tests docs-test slow live optional clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
@@ -39,7 +41,7 @@ flower-demo: $(INSTALLED)
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory -j 2 --output-sync types docs
-	@$(MAKE) --no-print-directory tests
+	@$(MAKE) --no-print-directory tests FEDREC_SITE=site
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -62,6 +64,10 @@ live: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
 
+# Tests of the site look at the one that was built, in place of building it once more.
+docs-and-tests: docs
+	@$(MAKE) --no-print-directory tests FEDREC_SITE=site
+
 # A clone of what is committed, with an environment of its own, as a reader would have it.
 docs-test:
 	@rm -rf build/docs-test
@@ -71,7 +77,7 @@ docs-test:
 
 optional: EXTRAS := $(EXTRAS),flower,loggers
 optional: $(INSTALLED)
-	@$(PIP) -e '.[$(EXTRAS)]'
+	@grep -q loggers $(INSTALLED) || { $(INSTALL); }
 
 clean:
 	rm -rf .venv site build dist .mypy_cache .pytest_cache .ruff_cache
@@ -82,5 +88,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Setting up .venv (once, a few minutes) ..."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(PIP) $(TORCH)
-	@$(PIP) -e '.[$(EXTRAS)]'
-	@touch $@
+	@$(INSTALL)
