@@ -100,9 +100,7 @@ class Anchored:
         ids = tuple(f"c{i}" for i in problem.rows.tolist())
         sizes = torch.ones(len(ids), dtype=torch.int64)
         self.sent = CohortUpdates(client_ids=ids, updates=problem.historical, num_samples=sizes)
-        self.estimator = AnchoredSecant(
-            history_weight=0.5, curvature_weight=1.0, buffer_size=len(problem.delta_w)
-        )
+        self.estimator = AnchoredSecant(history_weight=0.5, curvature_weight=1.0)
         self.estimator.start(SimpleNamespace(remaining=ids), range(10**6))
         self.round = 0
         for _ in range(5):
@@ -123,7 +121,9 @@ class Anchored:
 
     def observe(self) -> None:
         """Learn from a correction."""
-        self.estimator.observe(self.record(), self.exact, self.weights, "correction")
+        found = self.estimator.observe(self.record(), self.exact, self.weights, "correction")
+        if found is not None:
+            self.estimator.pool([found])
 
 
 def exact_round(num_clients: int) -> Callable[[], object]:

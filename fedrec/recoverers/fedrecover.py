@@ -68,8 +68,8 @@ class FedRecover(ReplayRecoverer):
     and $\tau$ is computed from them.
 
     Args:
-        warmup_rounds: $T_w$, at least 1, and more than the pairs per client $s$ (`buffer_size` of
-            the estimator).
+        warmup_rounds: $T_w$, at least 1, and with L-BFGS more than the pairs per client $s$
+            (`buffer_size` of the estimator).
         correction_period: $T_c$, at least 1; `None` for no periodic correction.
         abnormality_threshold: A fixed $\tau > 0$ in place of the one from `tolerance_rate`.
         tolerance_rate: $\alpha$ in [0, 1), which sets $\tau$ from history: in every round at most
