@@ -458,7 +458,8 @@ class LMDBHistory(HistoryStore):
         return f"{type(self).__name__}(path={str(self.path)!r})"
 
     def __del__(self) -> None:
-        self.close()
+        if "_encoded" in vars(self):  # not if it was called with other arguments
+            self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         unshared = dict.fromkeys(("_environment", "_lock", "_recording", "_tail"))

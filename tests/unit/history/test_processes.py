@@ -295,6 +295,13 @@ def test_forgotten_store_gives_up_its_lock(
     store.close()
 
 
+def test_a_call_with_other_arguments_leaves_nothing_to_close(tmp_path: Path) -> None:
+    """What goes wrong in `__del__` is a warning, and so an error here."""
+    with pytest.raises(TypeError, match="read_only"):
+        LMDBHistory(tmp_path, read_only=True)  # type: ignore[call-arg]
+    gc.collect()
+
+
 def test_closed_store_opens_again(
     recorded: Callable[..., Path], arrays: Callable[..., RoundArrays]
 ) -> None:
