@@ -43,7 +43,7 @@ from fedrec.history.view import HistoryView
 from fedrec.recipe import load_recipe
 from fedrec.recipe.schema import build_parts
 from fedrec.recoverers import (
-    AnchoredSecant,
+    AnchoredLBFGS,
     Estimates,
     Estimator,
     FedRecover,
@@ -55,7 +55,7 @@ from fedrec.types import RoundRecord
 ESTIMATORS = {
     "history": HistoricalUpdate,
     "paired": PairedLBFGS,
-    "anchored": AnchoredSecant,
+    "anchored": AnchoredLBFGS,
 }
 RULE = TrimmedMean(trim=0.2)
 FIGURES = ("error", "cosine", "error_of_mean", "apart", "length", "counterweight", "balance")

@@ -26,7 +26,7 @@ from workloads import workload
 
 from fedrec.functional import lbfgs_hvp
 from fedrec.loop import FederatedLoop
-from fedrec.recoverers import AnchoredSecant
+from fedrec.recoverers import AnchoredLBFGS
 from fedrec.recoverers.estimators.pairs import ClientPairs
 from fedrec.recoverers.threshold import abnormality_threshold
 from fedrec.types import CohortUpdates, RoundContext, RoundRecord
@@ -100,7 +100,9 @@ class Anchored:
         ids = tuple(f"c{i}" for i in problem.rows.tolist())
         sizes = torch.ones(len(ids), dtype=torch.int64)
         self.sent = CohortUpdates(client_ids=ids, updates=problem.historical, num_samples=sizes)
-        self.estimator = AnchoredSecant(history_weight=0.5, curvature_weight=1.0)
+        self.estimator = AnchoredLBFGS(
+            history_weight=0.5, curvature_weight=1.0, buffer_size=len(problem.delta_w)
+        )
         self.estimator.start(SimpleNamespace(remaining=ids), range(10**6))
         self.round = 0
         for _ in range(5):
@@ -121,9 +123,7 @@ class Anchored:
 
     def observe(self) -> None:
         """Learn from a correction."""
-        found = self.estimator.observe(self.record(), self.exact, self.weights, "correction")
-        if found is not None:
-            self.estimator.pool([found])
+        self.estimator.observe(self.record(), self.exact, self.weights, "correction")
 
 
 def exact_round(num_clients: int) -> Callable[[], object]:

@@ -39,7 +39,7 @@ from fedrec.history import LMDBHistory
 from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe
 from fedrec.recipe.schema import Parts, build_parts
-from fedrec.recoverers import AnchoredSecant, FedRecover, Recoverer, TrainFromScratch
+from fedrec.recoverers import AnchoredLBFGS, FedRecover, Recoverer, TrainFromScratch
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SMALL = (
@@ -75,24 +75,25 @@ SETTINGS = {
 
 def anchored(**arguments: Any) -> FedRecover:
     """Return FedRecover with this estimator."""
-    return FedRecover(estimator=AnchoredSecant(**arguments))
+    return FedRecover(estimator=AnchoredLBFGS(**arguments))
 
 
 RULES: dict[str, Recoverer] = {
     "scratch": TrainFromScratch(),
     "paired": FedRecover(estimator="paired"),
     "anchored": anchored(),
-    # Below a client's own gain: the mean moves no anchor.
-    "no common gain": anchored(common_gain=0.01),
-    "common gain 0.5": anchored(common_gain=0.5),
-    "common gain 1": anchored(common_gain=1.0),
-    "gamma=0": anchored(curvature_weight=0.0),
-    "gamma=1": anchored(curvature_weight=1.0),
+    "secant": FedRecover(estimator="secant"),
+    "K=0.5": anchored(gain=0.5),
+    "K=0.3": anchored(gain=0.3),
+    "K=1": anchored(gain=1.0),
     "beta=0": anchored(history_weight=0.0),
     "beta=1": anchored(history_weight=1.0),
-    "gain 0.5": anchored(gain=0.5),
+    "gamma=0": anchored(curvature_weight=0.0),
+    "gamma=1": anchored(curvature_weight=1.0),
+    "gamma=0, K=0.3": anchored(curvature_weight=0.0, gain=0.3),
+    "gamma=0, K=0.5": anchored(curvature_weight=0.0, gain=0.5),
 }
-WEIGHTS = ("history_weight", "curvature_weight", "common_gain")
+WEIGHTS = ("history_weight", "curvature_weight")
 COLUMNS = (
     *("setting", "seed", "rule", "ter", "ter_late", "distance", "asr", "acp", "fixes"),
     *(*WEIGHTS, "seconds", "commit"),

@@ -1,4 +1,4 @@
-"""The HAR part of the paper's main grid, at the paper's scale: 3 rules, 2 attacks, 5 methods.
+"""The HAR part of the paper's main grid, at the paper's scale: 3 rules, 2 attacks, 6 methods.
 
     OMP_NUM_THREADS=1 python benchmarks/har_grid.py --seeds 0 1 2 --work runs/har_grid
 
@@ -48,6 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "TrainFromScratch": {"class_path": "TrainFromScratch"},
     "paired": {"class_path": "FedRecover", "init_args": {"estimator": "paired"}},
     "anchored": {"class_path": "FedRecover", "init_args": {"estimator": "anchored"}},
+    "secant": {"class_path": "FedRecover", "init_args": {"estimator": "secant"}},
     "HistoricalOnly": {"class_path": "HistoricalOnly"},
     "without estimates": {"class_path": "FedRecover", "init_args": {"estimator": "none"}},
 }

@@ -31,7 +31,7 @@ from fedrec.executors import SequentialExecutor, VectorizedExecutor
 from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
 from fedrec.history.background import BackgroundWriter, RoundReader
 from fedrec.loop import FederatedLoop
-from fedrec.recoverers import AnchoredSecant, FedRecover, Recoverer, TrainFromScratch
+from fedrec.recoverers import AnchoredLBFGS, FedRecover, Recoverer, TrainFromScratch
 from fedrec.recoverers.estimators.pairs import ClientPairs
 from fedrec.types import RunResult
 
@@ -47,12 +47,12 @@ PARTS = {
     "writing": [(BackgroundWriter, "write"), (BackgroundWriter, "wait")],
     "reading": [(RoundReader, "read")],
     "estimates": [
-        (AnchoredSecant, "aggregate"),
+        (AnchoredLBFGS, "aggregate"),
         (ClientPairs, "aggregated"),
-        (AnchoredSecant, "estimate"),
+        (AnchoredLBFGS, "estimate"),
         (ClientPairs, "estimate"),
     ],
-    "learning": [(AnchoredSecant, "observe"), (ClientPairs, "push")],
+    "learning": [(AnchoredLBFGS, "observe"), (ClientPairs, "push")],
     "threshold": [(FedRecover, "start")],
 }
 

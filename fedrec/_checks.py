@@ -162,3 +162,16 @@ def check_recovery(
         if server_lr is None
         else check_float("server_lr", server_lr, minimum=0, open_minimum=True),
     )
+
+
+def check_fraction(
+    argument: str, value: float | str, names: tuple[str, ...], *, positive: bool = False
+) -> float | str:
+    """Return a number in [0, 1], or (0, 1] with `positive`, or one of these names."""
+    if isinstance(value, str):
+        if value not in names:
+            interval = "(0, 1]" if positive else "[0, 1]"
+            requirement = f"a number in {interval}, or a name"
+            raise ConfigurationError(expected(argument, requirement, value, known=names))
+        return value
+    return check_float(argument, value, minimum=0, maximum=1, open_minimum=positive)

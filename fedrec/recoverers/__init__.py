@@ -5,6 +5,7 @@ from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.crab import Crab
 from fedrec.recoverers.estimators import (
     AggregatedEstimates,
+    AnchoredLBFGS,
     AnchoredSecant,
     Estimates,
     Estimator,
@@ -25,6 +26,7 @@ from fedrec.recoverers.weight_negation import WeightNegation
 
 __all__ = [
     "AggregatedEstimates",
+    "AnchoredLBFGS",
     "AnchoredSecant",
     "Crab",
     "Estimates",

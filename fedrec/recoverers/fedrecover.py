@@ -17,6 +17,7 @@ from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.estimators import (
+    AnchoredLBFGS,
     AnchoredSecant,
     Estimator,
     HistoricalUpdate,
@@ -36,7 +37,8 @@ __all__ = ["FedRecover"]
 _log = logging.getLogger(__name__)
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
-    "anchored": AnchoredSecant,
+    "anchored": AnchoredLBFGS,
+    "secant": AnchoredSecant,
     "paired": PairedLBFGS,
     "paper": PaperLBFGS,
     "history": HistoricalUpdate,
@@ -77,10 +79,10 @@ class FedRecover(ReplayRecoverer):
             `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
         estimator: An `Estimator`, or the name of one with its default arguments: `"anchored"` for
-            `AnchoredSecant`; `"paired"` for `PairedLBFGS`, the paper's method; `"paper"` for
-            `PaperLBFGS`, the paper's literal reading; `"history"` for `HistoricalUpdate`, a
-            control. With `"none"`, stored as `None`, rounds in which clients are not asked make no
-            step (the paper's variant without approximation).
+            `AnchoredLBFGS`; `"secant"` for `AnchoredSecant`; `"paired"` for `PairedLBFGS`, the
+            paper's method; `"paper"` for `PaperLBFGS`, the paper's literal reading; `"history"` for
+            `HistoricalUpdate`, a control. With `"none"`, stored as `None`, rounds in which clients
+            are not asked make no step (the paper's variant without approximation).
         start_round: Round to start in, if it is known that the attack began no earlier. Recovery
             starts from the recorded weights of this round, and $T_w$ is counted from it. Rounds
             before it cost nothing and count in the ACP. $\tau$ is computed from the rounds from

@@ -2,7 +2,7 @@
 
 from fedrec.federation import Federation
 from fedrec.recoverers import (
-    AnchoredSecant,
+    AnchoredLBFGS,
     Crab,
     FedEraser,
     FedRecover,
@@ -126,7 +126,7 @@ class TestFedRecoverAnchored(RecovererContract):
 
 class TestFedRecoverAnchoredByAConstantGain(RecovererContract):
     def make(self) -> Recoverer:
-        estimator = AnchoredSecant(gain=0.3, num_secants=1)
+        estimator = AnchoredLBFGS(gain=0.3, buffer_size=1)
         return FedRecover(
             warmup_rounds=3,
             correction_period=2,

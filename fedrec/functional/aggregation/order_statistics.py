@@ -123,7 +123,7 @@ def _numba_kernels() -> Any:
     try:
         kernels = importlib.import_module("fedrec.functional.kernels._numba_kernels")
         # All of them, so that no compiler runs in the middle of a round.
-        for other in ("estimates", "pairs", "sums"):
+        for other in ("estimates", "pairs", "anchors", "sums"):
             importlib.import_module(f"fedrec.functional.kernels._numba_{other}").compiled()
         got = _by_numba(kernels, x, 5)
     except Exception:  # noqa: BLE001  # whatever a compiler may raise; the plan names what is used

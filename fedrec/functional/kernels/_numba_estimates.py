@@ -18,7 +18,7 @@ from fedrec.functional.kernels._numba_pairs import WIDTH, dot, end_of, num_block
 from fedrec.functional.kernels._numba_sums import sum_rows
 from fedrec.functional.kernels._threads import share
 
-__all__ = ["Anchors", "Following", "Pairs", "Reduced", "combine", "compiled", "reduce"]
+__all__ = ["Following", "Reduced", "combine", "compiled", "reduce", "vectors_of"]
 
 # Pairs of a pass over a row.
 _PAIRS = 2
@@ -28,7 +28,6 @@ _BLOCK = 64
 _NOTHING = np.empty(0, np.float32)
 _NO_ROWS = np.empty((0, 0), np.float32)
 _NO_CODES = np.empty((0, 0), np.int8), _NO_ROWS
-_NO_FOLLOWING = _NOTHING, 0.0, _NOTHING, _NOTHING
 
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
@@ -45,12 +44,20 @@ class Following(NamedTuple):
         server_lr: What the aggregate times this is subtracted from them.
         recorded: Recorded weights of this round, shape (d,).
         recorded_aggregate: Recorded aggregate, of which the same is expected, shape (d,).
+        now: Models, shape (g, d).
+        then: Recorded models, shape (g, d).
+        beta: As in `vectors_of`, like `gamma`.
+        gamma: A number.
     """
 
     weights: _Float32
     server_lr: float
     recorded: _Float32
     recorded_aggregate: _Float32
+    now: _Float32
+    then: _Float32
+    beta: float
+    gamma: float
 
 
 class Reduced(NamedTuple):
@@ -59,14 +66,14 @@ class Reduced(NamedTuple):
     Attributes:
         aggregate: Shape (d,).
         largest: The largest magnitude of each row, shape (k,); NaN where there is one.
-        vector: That of the next round, if it goes as expected, shape (d,).
-        products: Of each client's own vectors with it, shape (k, s).
-        of_pool: Of the vectors that clients share with it, shape (b,).
+        vectors: Those of the next round, if it goes as expected, shape (g, d).
+        products: Of each client's own vectors with its vector of the next round, shape (k, s).
+        of_pool: Of the vectors of the next round with those that clients share, shape (g, b).
     """
 
     aggregate: _Float32
     largest: _Float32
-    vector: _Float32
+    vectors: _Float32
     products: _Float64
     of_pool: _Float64
 
@@ -101,10 +108,26 @@ def _step(weights, server_lr, aggregate, out):  # type: ignore[no-untyped-def]
         out[j] = weights[j] - out[j]
 
 
+@_inline
+def _vector(weights, recorded, now, then, beta, gamma, out):  # type: ignore[no-untyped-def]
+    for j in range(len(out)):
+        out[j] = beta * (recorded[j] - then[j])
+    for j in range(len(out)):
+        out[j] = gamma * ((weights[j] - now[j]) - out[j])
+
+
+def _vectors_of(  # type: ignore[no-untyped-def]
+    weights, recorded, now, then, beta, gamma, out
+):
+    for g in range(len(out)):
+        _vector(weights, recorded, now[g], then[g], beta, gamma, out[g])
+
+
 def _combine(  # type: ignore[no-untyped-def]
     updates, anchors, weight, anchored, vectors, which, sigma, pool, slots, of_pool, delta_g,
     clients, own, largest, out, reduces, codes, steps, factors, network, kept, aggregate, weights,
-    server_lr, recorded, recorded_aggregate, ahead, parts, shared, first, last,
+    server_lr, recorded, recorded_aggregate, now, then, beta, gamma, ahead, parts, shared, first,
+    last,
 ):  # fmt: skip
     d, num_pairs, k = vectors.shape[1], own.shape[1], len(clients)
     memory = np.empty(k * 2 * WIDTH if reduces else 0, np.float32)
@@ -126,27 +149,34 @@ def _combine(  # type: ignore[no-untyped-def]
             else:
                 read = updates[i, start:stop]
             x = vectors[which[i], start:stop]
-            highest = np.int32(0)
-            if anchored:
+            a, highest = sigma[i], np.int32(0)
+            if anchored and num_pairs == 0:
                 anchor = anchors[client, start:stop]
                 for j in range(stop - start):
-                    value = anchor[j] + weight * read[j] + x[j]
+                    value = anchor[j] + weight * read[j] + a * x[j]
                     row[j] = value
                     highest = max(highest, _bits(value) & _MAGNITUDE)
             for n in range(0, num_pairs, _PAIRS):
                 # Without a second pair, the first is taken twice, the second time with nothing.
                 m = min(n + 1, num_pairs - 1)
-                a, more = sigma[i], np.float32(m - n)
+                more = np.float32(m - n)
                 y0, y1 = pool[slots[i, n], start:stop], pool[slots[i, m], start:stop]
                 z0, z1 = delta_g[client, n, start:stop], delta_g[client, m, start:stop]
                 b0, b1 = of_pool[i, n], of_pool[i, m] * more
                 c0, c1 = own[i, n], own[i, m] * more
                 highest = np.int32(0)
-                # Two loops, since one that might read what it writes is not vectorized.
+                # Three loops, since one that might read what it writes is not vectorized.
                 if n > 0:
                     for j in range(stop - start):
                         terms = b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
                         value = row[j] + terms
+                        row[j] = value
+                        highest = max(highest, _bits(value) & _MAGNITUDE)
+                elif anchored:
+                    anchor = anchors[client, start:stop]
+                    for j in range(stop - start):
+                        terms = a * x[j] + b0 * y0[j] + b1 * y1[j] + c0 * z0[j] + c1 * z1[j]
+                        value = anchor[j] + weight * read[j] + terms
                         row[j] = value
                         highest = max(highest, _bits(value) & _MAGNITUDE)
                 else:
@@ -164,18 +194,17 @@ def _combine(  # type: ignore[no-untyped-def]
         else:
             pieces = -(-(stop - start) // FEWEST)
             middle_mean_blocks(memory, k, stop - start, network, kept, 0, pieces, total)
-        if not len(ahead):
-            continue
-        # In the next round, pairs are multiplied with this vector; now they are in the cache.
+        # In the next round, pairs are multiplied with these vectors; now they are in the cache.
         size = stop - start
         _step(weights[start:stop], server_lr, total, new[:size])
         _step(recorded[start:stop], server_lr, recorded_aggregate[start:stop], following[:size])
-        x = ahead[start:stop]
-        for j in range(size):
-            x[j] = new[j] - following[j]
-        for n in range(len(pool)):
-            shared[number, n] = dot(pool[n, start:stop], x)
+        for g in range(len(ahead)):
+            x, y, z = ahead[g, start:stop], now[g, start:stop], then[g, start:stop]
+            _vector(new[:size], following[:size], y, z, beta, gamma, x)
+            for n in range(len(pool)):
+                shared[number, g, n] = dot(pool[n, start:stop], x)
         for i in range(k):
+            x = ahead[which[i], start:stop]
             for n in range(num_pairs):
                 parts[number, i, n] = dot(delta_g[clients[i], n, start:stop], x)
 
@@ -193,139 +222,155 @@ def compiled() -> dict[str, Callable[..., None]]:
             f"{_VECTOR}, {_MATRIX}, {_INDICES}, {_MATRIX}, {_PAIRS_OF_ALL}, {_INTEGERS}, "
             f"{_MATRIX}, int32[:, ::1], {_MATRIX}, boolean, int8[:, ::1], {_MATRIX}, {_VECTOR}, "
             f"{_INDICES}, {_INTEGERS}, "
-            f"{_VECTOR}, {_VECTOR}, float32, {_VECTOR}, {_VECTOR}, {_VECTOR}, {_SUMS}, "
-            "float64[:, ::1], int64, int64)"
-        )
+            f"{_VECTOR}, {_VECTOR}, float32, {_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, "
+            f"float32, {_MATRIX}, {_SUMS}, {_SUMS}, int64, int64)"
+        ),
+        _vectors_of: (
+            f"void({_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, float32, {_MATRIX})"
+        ),
     }
     return compile_all(signatures, FAST)
 
 
-class Pairs(NamedTuple):
-    """What is added to the updates of some clients: `sigma v + of_pool @ pool + own @ delta_g`.
+def combine(
+    updates: _Float32,
+    vectors: _Float32,
+    which: _Int64,
+    sigma: _Float32,
+    pool: _Float32,
+    slots: _Int64,
+    of_pool: _Float32,
+    delta_g: _Float32,
+    clients: _Int64,
+    own: _Float32,
+    out: _Float32,
+    num_threads: int,
+    anchors: tuple[_Float32, float] | None = None,
+) -> _Float32:
+    """Write `updates + sigma * vectors[which] + of_pool @ pool[slots] + own @ delta_g`.
 
-    All arrays are C-contiguous.
-
-    Attributes:
-        vector: A vector v that clients share, shape (d,).
-        sigma: Its coefficient for each client, shape (k,).
-        pool: More vectors that clients share, shape (b, d).
-        slots: Which of them are a client's, shape (k, s).
-        of_pool: Their coefficients, shape (k, s).
-        delta_g: Vectors of all clients' own, shape (c, s, d).
-        clients: Which client each row is, shape (k,).
-        own: Coefficients of its vectors, shape (k, s).
-    """
-
-    vector: _Float32
-    sigma: _Float32
-    pool: _Float32
-    slots: _Int64
-    of_pool: _Float32
-    delta_g: _Float32
-    clients: _Int64
-    own: _Float32
-
-
-class Anchors(NamedTuple):
-    """What is added to the updates of some clients, which are multiplied with `weight` before.
-
-    All arrays are C-contiguous.
-
-    Attributes:
-        anchors: Vectors of all clients, shape (c, d).
-        weight: A number.
-        vectors: Vectors that clients share, shape (g, d).
-        which: The one of each row, shape (k,).
-        clients: Which client each row is, shape (k,).
-    """
-
-    anchors: _Float32
-    weight: float
-    vectors: _Float32
-    which: _Int64
-    clients: _Int64
-
-
-def combine(updates: _Float32, added: Pairs | Anchors, out: _Float32, num_threads: int) -> _Float32:
-    """Write updates with what is added to them.
-
-    A block of columns after the other, so that what clients share is read once.
+    A block of columns after the other, so that what clients share is read once. All arrays are
+    C-contiguous.
 
     Args:
-        updates: C-contiguous, shape (k, d).
-        added: What is added.
+        updates: Shape (k, d).
+        vectors: Vectors that clients share, shape (g, d).
+        which: The one of each row, shape (k,).
+        sigma: Its coefficients, shape (k,).
+        pool: Vectors that clients share, shape (b, d).
+        slots: Which of them are a client's, shape (k, s).
+        of_pool: Their coefficients, shape (k, s).
+        delta_g: Vectors of the clients' own, shape (c, s, d).
+        clients: Which client each row is, shape (k,).
+        own: Their coefficients, shape (k, s).
         out: Shape (k, d), written.
         num_threads: Threads to share the columns; the result does not depend on it.
+        anchors: Vectors a of all clients, shape (c, d), and a number b: it starts from
+            `a + b * updates` in place of `updates`.
 
     Returns:
         The largest magnitude of each row of `out`, shape (k,); NaN where there is one.
     """
+    arrays = (updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
     rule = (_NOTHING, *tables(1, 0), _NOTHING)
-    nothing = (np.empty((0, 0, 0)), np.empty((0, 0)))
-    rest = (*_NO_CODES, *rule, *_NO_FOLLOWING, _NOTHING, *nothing)
-    return _pass(updates, added, out, False, rest, num_threads)
+    following = (_NOTHING, 0.0, _NOTHING, _NOTHING, _NO_ROWS, _NO_ROWS, 0.0, 0.0)
+    sums = np.empty((0, 0, 0))
+    rest = (*_NO_CODES, *rule, *following, _NO_ROWS, sums, sums)
+    return _pass(arrays, anchors, out, False, rest, num_threads)
 
 
 def reduce(
     updates: _Float32 | tuple[npt.NDArray[np.int8], _Float32],
-    added: Pairs | Anchors,
+    vectors: _Float32,
+    which: _Int64,
+    sigma: _Float32,
+    pool: _Float32,
+    slots: _Int64,
+    of_pool: _Float32,
+    delta_g: _Float32,
+    clients: _Int64,
+    own: _Float32,
     factors: _Float32,
     num_trim: int,
-    following: Following | None,
+    following: Following,
     num_threads: int,
+    anchors: tuple[_Float32, float] | None = None,
 ) -> Reduced:
     """Aggregate what `combine` writes, without writing it, and look ahead to the next round.
 
-    While a block of columns is in the cache, its rows are aggregated, and the pairs' `delta_g` is
-    multiplied with what `vector` is going to be in the next round: so `delta_g` is read once a
-    round.
+    While a block of columns is in the cache, its rows are aggregated, and `delta_g` is multiplied
+    with what `vectors` is going to be in the next round: so `delta_g` is read once a round.
 
     Args:
-        updates: As in `combine`; or whole numbers, shape (k, d), and what 64 of them are multiplied
-            with at a time, shape (k, d / 64).
-        added: As in `combine`.
+        updates: As in `combine`, like the others that are not named here; or whole numbers, shape
+            (k, d), and what 64 of them are multiplied with at a time, shape (k, d / 64).
+        vectors: Shape (g, d).
+        which: Shape (k,).
+        sigma: Shape (k,).
+        pool: Shape (b, d).
+        slots: Shape (k, s).
+        of_pool: Shape (k, s).
+        delta_g: Shape (c, s, d).
+        clients: Shape (k,).
+        own: Shape (k, s).
         factors: What rows are multiplied with and added up, shape (k,); or empty, for
         num_trim: the mean of every column without so many of its smallest and largest values, of at
             least 192 columns.
-        following: What is known of the next round, where there are pairs.
+        following: What is known of the next round.
         num_threads: Threads to share the columns; the result does not depend on it.
+        anchors: Where rows start.
     """
+    (k, s), d = own.shape, vectors.shape[1]
     codes = updates if isinstance(updates, tuple) else _NO_CODES
     rows = _NO_ROWS if isinstance(updates, tuple) else updates
-    k = len(added.clients)
-    d = len(added.vector) if isinstance(added, Pairs) else added.vectors.shape[1]
-    s, b = (added.own.shape[1], len(added.pool)) if isinstance(added, Pairs) else (0, 0)
-    aggregate, ahead = np.empty(d, np.float32), np.empty(0 if following is None else d, np.float32)
+    arrays = (rows, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
+    aggregate, ahead = np.empty(d, np.float32), np.empty_like(vectors)
     parts = np.empty((num_blocks(d), k, s), np.float64)
-    shared = np.empty((num_blocks(d), b), np.float64)
+    shared = np.empty((num_blocks(d), len(vectors), len(pool)), np.float64)
     rule = (factors, *tables(k, num_trim), aggregate)
-    rest = (*codes, *rule, *(following or _NO_FOLLOWING), ahead, parts, shared)
-    largest = _pass(rows, added, _NO_ROWS, True, rest, num_threads)
+    rest = (*codes, *rule, *following, ahead, parts, shared)
+    largest = _pass(arrays, anchors, _NO_ROWS, True, rest, num_threads)
     return Reduced(aggregate, largest, ahead, parts.sum(axis=0), shared.sum(axis=0))
 
 
 def _pass(
-    updates: _Float32,
-    added: Pairs | Anchors,
+    arrays: tuple[Any, ...],
+    anchors: tuple[_Float32, float] | None,
     out: _Float32,
     reduces: bool,
     rest: tuple[Any, ...],
     num_threads: int,
 ) -> _Float32:
     """Call the kernel for all blocks; return the largest magnitude of each row."""
-    k = len(added.clients)
-    if isinstance(added, Pairs):
-        anchors = (_NO_ROWS, 0.0, False)
-        which, vectors = np.zeros(k, np.int64), added.vector[None]
-        pairs: tuple[Any, ...] = added[1:]
-    else:
-        anchors = (added.anchors, added.weight, True)
-        which, vectors = added.which, added.vectors
-        pairs = (_NOTHING, _NO_ROWS, np.empty((k, 0), np.int64), np.empty((k, 0), np.float32))
-        pairs += (np.empty((0, 0, 0), np.float32), added.clients, np.empty((k, 0), np.float32))
-    kernel, blocks = compiled()["_combine"], num_blocks(vectors.shape[1])
-    largest = np.empty((blocks, k), np.int32)
-    given = (updates, *anchors, vectors, which, *pairs, largest, out, reduces, *rest)
+    kernel, (updates, *others) = compiled()["_combine"], arrays
+    start, weight = (updates, 0.0) if anchors is None else anchors
+    vectors, clients = arrays[1], arrays[8]
+    blocks = num_blocks(vectors.shape[1])
+    largest = np.empty((blocks, len(clients)), np.int32)
+    given = (updates, start, weight, anchors is not None, *others, largest, out, reduces, *rest)
     share(lambda part: kernel(*given, *part), blocks, num_threads)
     highest: _Float32 = largest.max(axis=0).view(np.float32)
     return highest
+
+
+def vectors_of(
+    weights: _Float32,
+    recorded: _Float32,
+    now: _Float32,
+    then: _Float32,
+    beta: float,
+    gamma: float,
+) -> _Float32:
+    """Return `gamma * ((weights - now) - beta * (recorded - then))`, shape (g, d).
+
+    Args:
+        weights: Global weights, shape (d,).
+        recorded: Recorded weights, shape (d,).
+        now: Models, shape (g, d).
+        then: Recorded models, shape (g, d).
+        beta: A number.
+        gamma: A number.
+    """
+    out = np.empty_like(now)
+    compiled()["_vectors_of"](weights, recorded, now, then, beta, gamma, out)
+    return out

@@ -12,7 +12,7 @@ from fedrec._checks import check_bool, check_int
 from fedrec.aggregators.base import ColumnRule
 from fedrec.exceptions import ConfigurationError
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
-from fedrec.recoverers.estimators.pairs import ClientPairs
+from fedrec.recoverers.estimators.pairs import ClientPairs, Sources
 from fedrec.recoverers.estimators.paper_pairs import PaperPairs
 from fedrec.types import RoundRecord
 
@@ -74,7 +74,9 @@ class _LBFGS(Estimator):
         pairs, rows = self._pairs_of(global_weights), self._rows_of(record)
         if not isinstance(pairs, ClientPairs) or not pairs.compiles(len(rows)):
             return None
-        return pairs.aggregated(record, global_weights, rows, rule)
+        none = torch.zeros(1, len(global_weights))
+        sources = Sources(global_weights, record.global_weights, none, none, 1.0, 1.0)
+        return pairs.aggregated(record, sources, torch.zeros_like(rows), rows, rule)
 
     def _rows_of(self, record: RoundRecord) -> Tensor:
         return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)

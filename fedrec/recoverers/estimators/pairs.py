@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +16,7 @@ from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
-if TYPE_CHECKING:
-    from fedrec.functional.kernels._numba_estimates import Pairs
-
-__all__ = ["ClientPairs", "compiled_dots"]
+__all__ = ["ClientPairs", "Sources", "compiled_dots"]
 
 # A pair with s.y <= CURVATURE |s|^2, or |s.y| where negative ones are taken, is not used.
 CURVATURE = 1e-8
@@ -27,6 +24,42 @@ CURVATURE = 1e-8
 MAX_CONDITION = 1e10
 # Pairs that a CPU works on at a time: what was just written is read again while in its cache.
 BLOCK_BYTES = 1 << 23
+
+
+class Sources(NamedTuple):
+    r"""What the vectors that estimates multiply with are computed from.
+
+    $$v_g = \gamma \left[ (\hat w - \hat w_g) - \beta (\bar w - \bar w_g) \right]$$
+
+    Attributes:
+        weights: $\hat w$, shape $(d,)$.
+        recorded: $\bar w$, shape $(d,)$.
+        now: $\hat w_g$, shape $(g, d)$.
+        then: $\bar w_g$, shape $(g, d)$.
+        beta: $\beta$.
+        gamma: $\gamma$.
+    """
+
+    weights: Tensor
+    recorded: Tensor
+    now: Tensor
+    then: Tensor
+    beta: float
+    gamma: float
+
+    def vectors(self) -> Tensor:
+        """Return all $v_g$, shape $(g, d)$, compiled by numba."""
+        from fedrec.functional.kernels import _numba_estimates
+
+        found = _numba_estimates.vectors_of(
+            self.weights.numpy(),
+            self.recorded.numpy(),
+            self.now.numpy(),
+            self.then.numpy(),
+            self.beta,
+            self.gamma,
+        )
+        return torch.from_numpy(found)
 
 
 class ClientPairs:
@@ -69,9 +102,9 @@ class ClientPairs:
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
         self._estimates: Tensor | None = None
-        # The vector of the next round, if it goes as expected, and clients; its products with the
-        # clients' pairs, and with the pool.
-        self._ahead: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        # Vectors of the next round, if it goes as expected, whose they are, and clients; products
+        # with the clients' pairs, and with the pool.
+        self._ahead: tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def push(
         self,
@@ -208,19 +241,20 @@ class ClientPairs:
             self.gram = torch.nn.functional.pad(self.gram, (0, 1, 0, 1))
         self.pool[free] = delta_w
         # Products with what no client has besides are never asked for.
-        products = self._with_models(delta_w, rows)
+        products = self._with_models(delta_w[None], rows)[0]
         products[free] = ww
         self.gram[free] = self.gram[:, free] = products
         return free
 
-    def _with_models(self, v: Tensor, rows: Tensor) -> Tensor:
-        """Return products (b,) of a vector with model differences, at least of these clients'."""
-        if not self.compiles(len(rows)):
-            return (self.pool @ v).cpu().double()
-        products = torch.zeros(len(self.pool), dtype=torch.float64)
+    def _with_models(self, vectors: Tensor, rows: Tensor) -> Tensor:
+        """Return products (g, b) of vectors with model differences, at least of these clients'."""
+        products = torch.zeros(len(vectors), len(self.pool), dtype=torch.float64)
         theirs = self.slot[rows][self.stamp[rows] >= 0].unique()
-        first = torch.zeros(len(theirs), 1, dtype=torch.int64)
-        products[theirs] = compiled_dots(self.pool, theirs, v[None], first).flatten()
+        if self.compiles(len(rows)):
+            all_of_them = torch.arange(len(vectors)).repeat(len(theirs), 1)
+            products[:, theirs] = compiled_dots(self.pool, theirs, vectors, all_of_them).T
+        else:
+            products = (vectors @ self.pool.mT).cpu().double()
         return products
 
     def _blocks(self, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
@@ -275,16 +309,10 @@ class ClientPairs:
             none, and gets its historical update.
         """
         if self.compiles(len(rows)):
-            from fedrec.functional.kernels import _numba_estimates
-
-            estimates, (pairs, usable) = self._memory(updates), self._arrays(v, rows)
-            largest = _numba_estimates.combine(
-                updates.contiguous().numpy(), pairs, estimates.numpy(), torch.get_num_threads()
-            )
-            return Estimates(estimates, torch.from_numpy(largest), usable)
+            return self.combined(updates, v[None], torch.zeros_like(rows), rows)
         s = self.delta_g.shape[1]
-        sigma, p, usable = self.coefficients(v, rows)
-        estimates = self._memory(updates)
+        sigma, p, usable = self.coefficients(v[None], torch.zeros_like(rows)[:, None], rows)
+        p, estimates = p[:, 0], self._memory(updates)
         # One coefficient for v and one per distinct model difference: a single matrix product.
         shared = torch.zeros(len(rows), 1 + len(self.pool), dtype=torch.float64)
         shared[:, 0] = sigma
@@ -299,59 +327,108 @@ class ClientPairs:
             parts.append(largest_magnitudes(part))
         return Estimates(estimates, torch.cat(parts), usable)
 
-    def aggregated(
-        self, record: RoundRecord, weights: Tensor, rows: Tensor, rule: ColumnRule
-    ) -> AggregatedEstimates:
-        """Aggregate what `estimate` returns, and multiply for the next round in the same pass.
-
-        The products are used if the next vector is the one that this rule's step leads to, in a
-        recovery whose recording took steps of the same size. It is compiled by numba.
+    def combined(
+        self,
+        updates: Tensor,
+        vectors: Tensor,
+        which: Tensor,
+        rows: Tensor,
+        anchors: tuple[Tensor, float] | None = None,
+    ) -> Estimates:
+        """Do what `estimate` does, with a vector for each client, in one pass compiled by numba.
 
         Args:
-            record: The recorded round of these clients.
-            weights: Global weights, shape $(d,)$.
-            rows: Clients, each once, shape $(k,)$.
-            rule: The aggregation rule.
+            updates: As in `estimate`.
+            vectors: Vectors that clients share, shape $(g, d)$.
+            which: The one of each of these clients, shape $(k,)$.
+            rows: As in `estimate`.
+            anchors: As in `fedrec.functional.kernels._numba_estimates.combine`.
         """
         from fedrec.functional.kernels import _numba_estimates
 
-        pairs, usable = self._arrays(weights - record.global_weights, rows)
+        estimates = self._memory(updates)
+        arrays, usable = self._arrays(vectors, which, rows, anchors)
+        largest = _numba_estimates.combine(
+            updates=updates.contiguous().numpy(), **arrays, out=estimates.numpy()
+        )
+        return Estimates(estimates, torch.from_numpy(largest), usable)
+
+    def aggregated(
+        self,
+        record: RoundRecord,
+        sources: Sources,
+        which: Tensor,
+        rows: Tensor,
+        rule: ColumnRule,
+        anchors: tuple[Tensor, float] | None = None,
+    ) -> AggregatedEstimates:
+        """Aggregate what `combined` returns, and multiply for the next round in the same pass.
+
+        They are used if the next vectors are those that this rule's step leads to, in a recovery
+        whose recording took steps of the same size.
+
+        Args:
+            record: The recorded round of these clients.
+            sources: What the vectors that clients share are computed from, now and in the next
+                round.
+            which: As in `combined`, like `rows` and `anchors`.
+            rows: Shape $(k,)$.
+            rule: The aggregation rule.
+            anchors: Where estimates start.
+        """
+        from fedrec.functional.kernels import _numba_estimates
+
+        vectors = sources.vectors()
+        arrays, usable = self._arrays(vectors, which, rows, anchors)
         found = _numba_estimates.reduce(
-            stored_rows(record.sent),
-            pairs,
+            updates=stored_rows(record.sent),
+            **arrays,
             factors=(torch.empty(0) if rule.factors is None else rule.factors).numpy(),
             num_trim=rule.num_trim,
             following=_numba_estimates.Following(
-                weights=weights.numpy(),
+                weights=sources.weights.numpy(),
                 server_lr=rule.server_lr,
                 recorded=record.global_weights.numpy(),
                 recorded_aggregate=record.aggregate.numpy(),
+                now=sources.now.numpy(),
+                then=sources.then.numpy(),
+                beta=sources.beta,
+                gamma=sources.gamma,
             ),
-            num_threads=torch.get_num_threads(),
         )
-        asked = torch.from_numpy(found.vector), rows
-        self._ahead = asked, (torch.from_numpy(found.products), torch.from_numpy(found.of_pool))
+        asked = torch.from_numpy(found.vectors), which[:, None], rows
+        products = torch.from_numpy(found.products)[:, None], torch.from_numpy(found.of_pool)
+        self._ahead = asked, products
         aggregate, largest = torch.from_numpy(found.aggregate), torch.from_numpy(found.largest)
         return AggregatedEstimates(aggregate, largest, usable)
 
-    def _arrays(self, v: Tensor, rows: Tensor) -> tuple[Pairs, Tensor]:
+    def _arrays(
+        self,
+        vectors: Tensor,
+        which: Tensor,
+        rows: Tensor,
+        anchors: tuple[Tensor, float] | None,
+    ) -> tuple[dict[str, Any], Tensor]:
         """Return what a compiled pass over these clients needs, and who has a pair."""
-        from fedrec.functional.kernels._numba_estimates import Pairs
-
         s = self.delta_g.shape[1]
-        sigma, p, usable = self.coefficients(v, rows)
-        p = -p.float()
-        pairs = Pairs(
-            vector=v.contiguous().numpy(),
-            sigma=sigma.float().numpy(),
-            pool=self.pool.numpy(),
-            slots=self.slot[rows].numpy(),
-            of_pool=p[:, s:].contiguous().numpy(),
-            delta_g=self.delta_g.numpy(),
-            clients=rows.numpy(),
-            own=p[:, :s].contiguous().numpy(),
-        )
-        return pairs, usable
+        sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
+        p, start = -p[:, 0].float(), None
+        if anchors is not None:
+            start = anchors[0].numpy(), anchors[1]
+        arrays = {
+            "vectors": vectors.contiguous().numpy(),
+            "which": which.numpy(),
+            "sigma": sigma.float().numpy(),
+            "pool": self.pool.numpy(),
+            "slots": self.slot[rows].numpy(),
+            "of_pool": p[:, s:].contiguous().numpy(),
+            "delta_g": self.delta_g.numpy(),
+            "clients": rows.numpy(),
+            "own": p[:, :s].contiguous().numpy(),
+            "anchors": start,
+            "num_threads": torch.get_num_threads(),
+        }
+        return arrays, usable
 
     def _memory(self, updates: Tensor) -> Tensor:
         """Return the memory of the estimates that start from these updates."""
@@ -359,38 +436,43 @@ class ClientPairs:
             self._estimates = updates.new_empty(len(self.delta_g), updates.shape[1])
         return self._estimates[: len(updates)]
 
-    def coefficients(self, v: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def coefficients(
+        self, vectors: Tensor, which: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         r"""Return what products $\tilde H^i v = \sigma v - [Y, S] p$ consist of.
 
         Args:
-            v: $v$, shape $(d,)$.
+            vectors: Vectors $v$ that clients share, shape $(g, d)$.
+            which: Those of each of these clients, shape $(k, q)$.
             rows: Clients, each once, shape $(k,)$.
 
         Returns:
-            $\sigma$, shape $(k,)$; $p$, update differences first, shape $(k, 2s)$; and who has a
-            pair, shape $(k,)$.
+            $\sigma$, shape $(k,)$; $p$, update differences first, shape $(k, q, 2s)$; and who has
+            a pair, shape $(k,)$.
         """
         sigma, inverse, used = self._solve()
-        if self._ahead is not None and all(map(torch.equal, (v, rows), self._ahead[0])):
+        asked = vectors, which, rows
+        if self._ahead is not None and all(map(torch.equal, asked, self._ahead[0])):
             gv, with_models = self._ahead[1]
         else:
-            gv, with_models = self._products(v, rows), self._with_models(v, rows)
+            gv, with_models = self._products(*asked), self._with_models(vectors, rows)
         used = used[rows]
-        sv = with_models[self.slot[rows]]
+        sv = with_models[which[:, :, None], self.slot[rows][:, None]]
         # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
-        right = torch.where(used.repeat(1, 2), torch.cat([gv, sv], dim=1), 0.0)
-        p = (inverse[rows] @ right[:, :, None])[:, :, 0]
-        return sigma[rows], p, used.any(dim=1)
+        right = torch.where(used.repeat(1, 2)[:, None], torch.cat([gv, sv], dim=2), 0.0)
+        return sigma[rows], right @ inverse[rows].mT, used.any(dim=1)
 
-    def _products(self, v: Tensor, rows: Tensor) -> Tensor:
-        """Return the products of these clients' update differences with a vector, (k, s)."""
+    def _products(self, vectors: Tensor, which: Tensor, rows: Tensor) -> Tensor:
+        """Return the products of these clients' update differences with vectors, (k, q, s)."""
         s, d = self.delta_g.shape[1:]
         if self.compiles(len(rows)):
             pairs = (rows[:, None] * s + torch.arange(s)).flatten()
-            which = torch.zeros(len(pairs), 1, dtype=torch.int64)
-            return compiled_dots(self.delta_g.view(-1, d), pairs, v[None], which).view(-1, s)
-        parts = [self.delta_g[clients] @ v for _, clients in self._blocks(rows)]
-        return torch.cat(parts).cpu().double()
+            theirs = which.repeat_interleave(s, dim=0)
+            gv = compiled_dots(self.delta_g.view(-1, d), pairs, vectors, theirs)
+            return gv.view(len(rows), s, -1).mT
+        parts = [self.delta_g[clients] @ vectors.mT for _, clients in self._blocks(rows)]
+        gv = torch.cat(parts).cpu().double().mT
+        return gv.gather(1, which[:, :, None].expand(-1, -1, s))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything."""

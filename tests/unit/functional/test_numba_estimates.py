@@ -7,88 +7,80 @@ import pytest
 
 pytest.importorskip("numba")
 
-from fedrec.functional.kernels._numba_estimates import (
-    Anchors,
-    Following,
-    Pairs,
-    combine,
-    reduce,
-)
+from fedrec.functional.kernels._numba_estimates import Following, combine, reduce, vectors_of
 from fedrec.functional.kernels._numba_pairs import dots, push
 
 SIZES = [(1, 1, 1, 5), (4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 4097), (9, 7, 1, 8194)]
+# With anchors, clients may have no pairs.
+CASES = [
+    *((*size, anchored) for size in SIZES for anchored in (False, True)),
+    (5, 0, 0, 4097, True),
+]
 
 
-def problem(c: int, b: int, s: int, d: int) -> tuple[np.ndarray, Pairs]:
+def problem(c: int, b: int, s: int, d: int) -> tuple[np.ndarray, ...]:
     generator = np.random.default_rng(c * d)
     clients = generator.permutation(c + 2)[:c].astype(np.int64)
-    slots = generator.integers(b, size=(c, s))
-    shapes = ((c, d), (d,), (c,), (b, d), (c, s), (c + 2, s, d), (c, s))
-    updates, vector, sigma, pool, of_pool, delta_g, own = (
+    slots = generator.integers(max(b, 1), size=(c, s))
+    which = generator.integers(3, size=c)
+    shapes = ((c, d), (3, d), (c,), (b, d), (c, s), (c + 2, s, d), (c, s))
+    updates, vectors, sigma, pool, of_pool, delta_g, own = (
         generator.normal(size=shape).astype(np.float32) for shape in shapes
     )
-    return updates, Pairs(vector, sigma, pool, slots, of_pool, delta_g, clients, own)
+    return updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own
 
 
-def anchors_of(pairs: Pairs) -> Anchors:
-    generator, (c, d) = np.random.default_rng(9), (len(pairs.sigma), len(pairs.vector))
-    anchors, vectors = (generator.normal(size=(n, d)).astype(np.float32) for n in (c + 2, 3))
-    return Anchors(anchors, 0.25, vectors, generator.integers(3, size=c), pairs.clients)
-
-
-@pytest.mark.parametrize("anchored", [False, True])
-@pytest.mark.parametrize(("c", "b", "s", "d"), SIZES)
+@pytest.mark.parametrize(("c", "b", "s", "d", "anchored"), CASES)
 def test_against_float64(c: int, b: int, s: int, d: int, anchored: bool) -> None:
-    updates, added = problem(c, b, s, d)
-    out, exact = np.full((c, d), np.nan, np.float32), updates.astype(float)
+    arguments = problem(c, b, s, d)
+    out = np.full((c, d), np.nan, np.float32)
+    updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own = arguments
+    anchors, exact = None, updates.astype(float)
     if anchored:
-        added = anchors_of(added)
-        exact = added.anchors[added.clients] + 0.25 * exact + added.vectors[added.which]
-    else:
-        exact += added.sigma.astype(float)[:, None] * added.vector
-        exact += np.einsum("ks,ksd->kd", added.of_pool.astype(float), added.pool[added.slots])
-        exact += np.einsum("ks,ksd->kd", added.own.astype(float), added.delta_g[added.clients])
-    largest = combine(updates, added, out, 1)
+        a = np.random.default_rng(d).normal(size=(c + 2, d)).astype(np.float32)
+        anchors, exact = (a, 0.25), a[clients] + 0.25 * exact
+    largest = combine(*arguments, out, 1, anchors)
+    exact += sigma.astype(float)[:, None] * vectors[which]
+    exact += np.einsum("ks,ksd->kd", of_pool.astype(float), pool[slots])
+    exact += np.einsum("ks,ksd->kd", own.astype(float), delta_g[clients])
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
     assert np.array_equal(largest, np.abs(out).max(axis=1))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("trim", [None, 0, 1])
-@pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize(("c", "b", "s", "d"), [(4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 1025)])
 def test_rows_that_are_aggregated_and_what_the_next_round_needs(
-    c: int, b: int, s: int, d: int, anchored: bool, trim: int | None, num_threads: int
+    c: int, b: int, s: int, d: int, trim: int | None, num_threads: int
 ) -> None:
-    updates, pairs = problem(c, b, s, d)
-    added = anchors_of(pairs) if anchored else pairs
+    arguments = problem(c, b, s, d)
+    delta_g, clients, which = arguments[7], arguments[8], arguments[2]
     out = np.empty((c, d), np.float32)
-    largest = combine(updates, added, out, 1)
+    largest = combine(*arguments, out, 1)
     generator = np.random.default_rng(d)
     weights, recorded, step = generator.normal(size=(3, d)).astype(np.float32)
+    now, then = generator.normal(size=(2, 3, d)).astype(np.float32)
     factors = generator.random(c).astype(np.float32) if trim is None else np.empty(0, np.float32)
-    following = None if anchored else Following(weights, 0.1, recorded, step)
-    found = reduce(updates, added, factors, trim or 0, following, num_threads)
+    following = Following(weights, 0.1, recorded, step, now, then, 0.3, 0.7)
+    found = reduce(*arguments, factors, trim or 0, following, num_threads)
     assert np.array_equal(found.largest, largest)
     if trim is None:
         exact = factors.astype(float) @ out
     else:
         exact = np.sort(out.astype(float), axis=0)[trim : c - trim].mean(axis=0)
     np.testing.assert_allclose(found.aggregate, exact, rtol=0, atol=1e-6 * np.abs(out).max() * c)
-    if anchored:
-        assert found.vector.size == found.products.size == found.of_pool.size == 0
-        return
     # From here on bit by bit: float32 of NumPy rounds every operation, and `dots` is the other way.
     new = weights - np.float32(0.1) * found.aggregate
     recorded -= np.float32(0.1) * step
-    vector = new - recorded
-    assert np.array_equal(found.vector, vector)
-    rows = (pairs.clients[:, None] * s + np.arange(s)).ravel()
-    first = np.zeros((c * s, 1), np.int64)
-    products = dots(pairs.delta_g.reshape(-1, d), rows, vector[None], first, 1)
+    vectors = np.float32(0.7) * ((new - now) - np.float32(0.3) * (recorded - then))
+    assert np.array_equal(found.vectors, vectors)
+    assert np.array_equal(vectors_of(new, recorded, now, then, 0.3, 0.7), vectors)
+    rows = (clients[:, None] * s + np.arange(s)).ravel()
+    products = dots(delta_g.reshape(-1, d), rows, vectors, which.repeat(s)[:, None], 1)
     assert np.array_equal(found.products, products.reshape(c, s))
-    of_pool = dots(pairs.pool, np.arange(b), vector[None], first[:b], 1)
-    assert np.array_equal(found.of_pool, of_pool.ravel())
+    every, pool = np.arange(3), arguments[4]
+    of_pool = dots(vectors, every, pool, np.tile(np.arange(b), (3, 1)), 1)
+    assert np.array_equal(found.of_pool, of_pool)
 
 
 @pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 3), (7, 5, 4096), (9, 9, 9000), (3, 8, 4097)])
@@ -141,25 +133,23 @@ def test_a_difference_that_is_not_finite_gives_no_pair() -> None:
     assert not delta_g.any()
 
 
-@pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("num_threads", [2, 3])
-def test_bits_do_not_depend_on_threads(num_threads: int, anchored: bool) -> None:
+def test_bits_do_not_depend_on_threads(num_threads: int) -> None:
     c, d = 9, 9000
-    updates, pairs = problem(c, 4, 2, d)
-    added = anchors_of(pairs) if anchored else pairs
+    arguments = problem(c, 4, 2, d)
     one, other = np.empty((c, d), np.float32), np.empty((c, d), np.float32)
-    largest = combine(updates, added, one, 1)
-    assert np.array_equal(combine(updates, added, other, num_threads), largest)
+    largest = combine(*arguments, one, 1)
+    assert np.array_equal(combine(*arguments, other, num_threads), largest)
     assert np.array_equal(one, other)
-    which, rows = np.zeros((c, 1), np.int64), np.arange(c)
-    alone, together = (dots(one, rows, pairs.vector[None], which, n) for n in (1, num_threads))
+    vectors, which, rows = arguments[1], arguments[2][:, None], np.arange(c)
+    alone, together = (dots(one, rows, vectors, which, n) for n in (1, num_threads))
     assert np.array_equal(alone, together)
 
 
 def test_what_is_not_finite_is_seen() -> None:
-    updates, added = problem(4, 3, 2, 9000)
+    updates, *rest = problem(4, 3, 2, 9000)
     updates[1, 7], updates[2, 8999] = np.nan, -np.inf
-    largest = combine(updates, added, np.empty((4, 9000), np.float32), 1)
+    largest = combine(updates, *rest, np.empty((4, 9000), np.float32), 1)
     assert np.isfinite(largest).tolist() == [True, False, False, True]
     assert np.isnan(largest[1])
     assert largest[2] == np.inf

@@ -17,7 +17,7 @@ from fedrec.loop import FederatedLoop
 from fedrec.recipe import load_recipe
 from fedrec.recipe.schema import build_parts
 from fedrec.recoverers import (
-    AnchoredSecant,
+    AnchoredLBFGS,
     Estimates,
     Estimator,
     FedRecover,
@@ -31,7 +31,7 @@ from fedrec.testing.problems import quadratic_federation
 NAMES = [
     ("paired", PairedLBFGS()),
     ("paper", PaperLBFGS()),
-    ("anchored", AnchoredSecant()),
+    ("anchored", AnchoredLBFGS()),
     ("history", HistoricalUpdate()),
     ("none", None),
 ]
@@ -47,7 +47,7 @@ def test_a_name_means_an_estimator_at_its_defaults(name: str, meant: Estimator |
 
 
 def test_the_default_is_the_anchored_estimate() -> None:
-    assert repr(FedRecover().estimator) == repr(AnchoredSecant())
+    assert repr(FedRecover().estimator) == repr(AnchoredLBFGS())
 
 
 @pytest.mark.parametrize("wrong", ["lbfgs", 3, PairedLBFGS])
@@ -73,12 +73,12 @@ def test_warm_up_is_longer_than_pairs_are_many(kind: Any) -> None:
         ("none", "None"),
         ("{class_path: HistoricalUpdate}", "HistoricalUpdate()"),
         (
-            "{class_path: AnchoredSecant, init_args: {gain: spacing, history_weight: 1}}",
-            repr(AnchoredSecant(gain="spacing", history_weight=1.0)),
+            "{class_path: AnchoredLBFGS, init_args: {gain: spacing, history_weight: 1}}",
+            repr(AnchoredLBFGS(gain="spacing", history_weight=1.0)),
         ),
         (
-            "{class_path: AnchoredSecant, init_args: {gain: 0.3, curvature_weight: pooled}}",
-            repr(AnchoredSecant(gain=0.3, curvature_weight="pooled")),
+            "{class_path: AnchoredLBFGS, init_args: {gain: 0.3, curvature_weight: pooled}}",
+            repr(AnchoredLBFGS(gain=0.3, curvature_weight="pooled")),
         ),
         (
             "{class_path: PairedLBFGS, init_args: {buffer_size: 3, negative_curvature: true}}",
