@@ -124,6 +124,16 @@ class TestFedRecoverAnchored(RecovererContract):
         return FedRecover(warmup_rounds=4, correction_period=1, estimator="anchored")
 
 
+class TestFedRecoverSecant(RecovererContract):
+    def make(self) -> Recoverer:
+        return FedRecover(
+            warmup_rounds=4, correction_period=3, tolerance_rate=0.1, estimator="secant"
+        )
+
+    def make_exact(self) -> Recoverer:
+        return FedRecover(warmup_rounds=4, correction_period=1, estimator="secant")
+
+
 class TestFedRecoverAnchoredByAConstantGain(RecovererContract):
     def make(self) -> Recoverer:
         estimator = AnchoredLBFGS(gain=0.3, buffer_size=1)

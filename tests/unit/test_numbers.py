@@ -62,6 +62,7 @@ GIVEN: dict[str, Any] = {
     "batch_size": 4,
     "beta": 0.5,
     "chunk_size": 2,
+    "common_gain": 0.5,
     "eval_every": 2,
     "image_shape": (8, 8),
     "in_features": 4,

@@ -120,7 +120,7 @@ def recover(
 
 
 @needs_numba
-@pytest.mark.parametrize("estimator", ["anchored", "paired"])
+@pytest.mark.parametrize("estimator", ["anchored", "secant", "paired"])
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_the_same_bits_by_every_rule(rule: Aggregator, estimator: str) -> None:
     assert recover(rule, estimator=estimator, tolerance_rate=None) == ESTIMATED
