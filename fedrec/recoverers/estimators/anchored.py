@@ -11,6 +11,7 @@ from torch import Tensor
 from fedrec._checks import check_fraction, check_int
 from fedrec.aggregators.base import ColumnRule
 from fedrec.recoverers.estimators._rows import picking
+from fedrec.recoverers.estimators._weights import WINDOW, regressed
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
 from fedrec.recoverers.threshold import largest_magnitudes
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from fedrec.history.view import HistoryView
 
 __all__ = ["AnchoredLBFGS"]
-
-# Rounds whose changes decide together about the weights.
-WINDOW = 3
 
 
 class AnchoredLBFGS(Estimator):
@@ -245,22 +243,14 @@ class AnchoredLBFGS(Estimator):
         of_all = torch.cat(list(statistics))
         # Without clients of which a product overflowed.
         found = of_all[torch.isfinite(of_all).all(dim=2).all(dim=1)].sum(dim=0)
-        products = torch.zeros(4, dtype=torch.float64)
-        if self.curvature_weight == "pooled":
-            products[:2] = torch.stack([found[0, 2] + found[1, 3], found[2, 2] + found[3, 3]])
-            explained, size = (self._products[1:, :2].sum(dim=0) + products[:2]).tolist()
-            if size > 0:
-                self._gamma = min(max(explained / size, 0.0), 1.0)
-        if self.history_weight == "pooled":
-            # Of what H leaves of the changes.
-            left = torch.tensor(
-                [[1, 0, -self._gamma, 0], [0, 1, 0, -self._gamma]], dtype=torch.float64
-            )
-            products[2:] = (left @ found @ left.mT)[:, 1]
-        self._products = torch.cat([self._products[1:], products[None]])
-        explained, size = self._products[:, 2:].sum(dim=0).tolist()
-        if size > 0:
-            self._beta = min(max(explained / size, 0.0), 1.0)
+        self._products, self._beta, self._gamma = regressed(
+            self._products,
+            found,
+            self._beta,
+            self._gamma,
+            history=self.history_weight == "pooled",
+            curvature=self.curvature_weight == "pooled",
+        )
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchors; a client that was never asked has no estimate."""

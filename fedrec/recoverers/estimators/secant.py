@@ -14,6 +14,7 @@ from fedrec.functional.aggregation.means import weighted_mean
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.history.undecoded import stored_rows
 from fedrec.recoverers.estimators._rows import picking
+from fedrec.recoverers.estimators._weights import WINDOW, regressed
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.estimators.pairs import compiled_dots
 from fedrec.recoverers.threshold import largest_magnitudes
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AnchoredSecant"]
 
-# Rounds in which all were asked that decide together about a weight.
-WINDOW = 3
 # Added to the squares of how far the model went, as a multiple of their mean.
 RIDGE = 0.1
 # The gain of what clients have in common, until something is known.
@@ -264,22 +263,14 @@ class AnchoredSecant(Estimator):
     def _weigh(self, changes: Tensor) -> None:
         """Regress weights; rows are changes now and then, and what B says of both, (4, d)."""
         found = _dots(changes, changes)
-        products = torch.zeros(4, dtype=torch.float64)
-        if self.curvature_weight == "pooled":
-            products[:2] = torch.stack([found[0, 2] + found[1, 3], found[2, 2] + found[3, 3]])
-            explained, size = (self._products[1:, :2].sum(dim=0) + products[:2]).tolist()
-            if size > 0:
-                self._gamma = min(max(explained / size, 0.0), 1.0)
-        if self.history_weight == "pooled":
-            # Of what B leaves of the changes.
-            left = torch.tensor(
-                [[1, 0, -self._gamma, 0], [0, 1, 0, -self._gamma]], dtype=torch.float64
-            )
-            products[2:] = (left @ found @ left.mT)[:, 1]
-        self._products = torch.cat([self._products[1:], products[None]])
-        explained, size = self._products[:, 2:].sum(dim=0).tolist()
-        if size > 0:
-            self._beta = min(max(explained / size, 0.0), 1.0)
+        self._products, self._beta, self._gamma = regressed(
+            self._products,
+            found,
+            self._beta,
+            self._gamma,
+            history=self.history_weight == "pooled",
+            curvature=self.curvature_weight == "pooled",
+        )
 
     def _move(self, errors: Tensor, least: float) -> None:
         """Move anchors by the mean error, as far as their own gains have not."""
