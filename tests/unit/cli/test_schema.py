@@ -93,8 +93,8 @@ def test_every_class_is_there_with_its_arguments(schema: dict[str, Any]) -> None
         "pattern": r"\$\{.+\}|^\?\?\?$",
         "default": 20,
         "description": (
-            "$T_w$, at least 1, and with L-BFGS more than the pairs per client $s$ (`buffer_size` of "
-            "the estimator)."
+            "$T_w$, at least 1, and with L-BFGS more than the pairs per client $s$ "
+            "(`buffer_size` of the estimator)."
         ),
     }
     assert "path" not in schema["$defs"]["histories.LMDBHistory"]["properties"]
