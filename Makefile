@@ -18,7 +18,7 @@ INSTALL = $(PIP) -e '.[$(EXTRAS)]' && echo '$(EXTRAS)' > $(INSTALLED)
 MARK := not slow and not live
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart flower-demo test lint types tests docs docs-and-tests docs-test slow live optional clean
+.PHONY: help quickstart flower-demo test lint types tests docs docs-test slow live optional clean
 
 help:
 	@echo "make quickstart  run recipes/quickstart.yaml: record, detect, recover, report"
@@ -37,7 +37,8 @@ quickstart: $(INSTALLED)
 flower-demo: $(INSTALLED)
 	@$(BIN)/python fedrec/cli/templates/flower/start.py --folder runs/flower-demo
 
-# Cheapest first; types and docs take a core each, and tests two.
+# Cheapest first; types and docs take a core each, and tests two. Tests of the site look at the one
+# that was built, in place of building it once more.
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory -j 2 --output-sync types docs
@@ -63,10 +64,6 @@ live: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
-
-# Tests of the site look at the one that was built, in place of building it once more.
-docs-and-tests: docs
-	@$(MAKE) --no-print-directory tests FEDREC_SITE=site
 
 # A clone of what is committed, with an environment of its own, as a reader would have it.
 docs-test:
