@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_fraction, check_int
+from fedrec._checks import check_int
 from fedrec.aggregators.base import ColumnRule
-from fedrec.recoverers.estimators._rows import picking
-from fedrec.recoverers.estimators._weights import WINDOW, regressed
-from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
+from fedrec.recoverers.estimators._anchors import Anchored, picking
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
 if TYPE_CHECKING:
-    from fedrec.history.view import HistoryView
+    pass
 
 __all__ = ["AnchoredLBFGS"]
 
 
-class AnchoredLBFGS(Estimator):
+class AnchoredLBFGS(Anchored):
     r"""Estimates from the exact update that a client sent last, and not from the recorded one.
 
     $$\hat g_t = a + \beta (\bar g_t - \bar g_0)
@@ -66,7 +65,6 @@ class AnchoredLBFGS(Estimator):
         'spacing'
     """
 
-    assumes_gradients = True
     counted = frozenset({"skipped_pairs"})
 
     def __init__(
@@ -77,42 +75,26 @@ class AnchoredLBFGS(Estimator):
         curvature_weight: float | str = "pooled",
         buffer_size: int = 2,
     ) -> None:
-        self.gain = check_fraction("gain", gain, ("spacing",), positive=True)
-        self.history_weight = check_fraction("history_weight", history_weight, ("pooled",))
-        self.curvature_weight = check_fraction("curvature_weight", curvature_weight, ("pooled",))
+        super().__init__(gain, history_weight, curvature_weight)
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
-        self._rows: dict[str, int] = {}
         self._begin()
 
     def _begin(self) -> None:
         """Forget what was observed."""
-        given = (self.history_weight, self.curvature_weight)
-        self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
-        # Of the last rounds: change with prediction, prediction with itself; rest of the change
-        # now with the rest of the recorded change, that with itself.
-        self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
-        self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
-        self._models: dict[int, tuple[Tensor, Tensor]] = {}
-        self._anchors = self._exact = self._recorded = torch.empty(0)
-        self._without_history: Tensor | None = None
+        super()._begin()
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
         """Make room on the device of the weights."""
-        c, d = len(self._rows), weights.numel()
-        self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
+        super()._allocate(weights)
         if self.curvature_weight != 0:
-            self._pairs = ClientPairs(c, self.buffer_size, d, weights.device)
+            shape = len(self._rows), self.buffer_size, weights.numel()
+            self._pairs = ClientPairs(*shape, weights.device)
 
     @property
     def fewest_warmup_rounds(self) -> int:
         """One more than pairs: the first round gives none, since both models are still equal."""
         return self.buffer_size + 1
-
-    def start(self, history: HistoryView, rounds: range) -> None:
-        """Forget all anchors and pairs."""
-        self._rows = {c: i for i, c in enumerate(history.remaining)}
-        self._begin()
 
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
@@ -125,7 +107,6 @@ class AnchoredLBFGS(Estimator):
         """
         if not len(self._anchors):
             self._allocate(global_weights)
-        self._without_history = None
         rows = self._rows_of(record)
         ages = record.round - self._round[rows]
         gains = torch.ones(len(rows))
@@ -139,9 +120,7 @@ class AnchoredLBFGS(Estimator):
             at = picking(rows, exact.device)
             self._anchors[at] = self._exact[at] = exact
             self._recorded[at] = record.updates
-        self._round[rows] = record.round
-        self._models[record.round] = global_weights.clone(), record.global_weights.clone()
-        self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
+        self._moved_to(record, global_weights, rows)
         if self._pairs is not None:
             # Also where a client is asked alone: its other pairs stay, since the anchor is new.
             self._pairs.push(
@@ -243,14 +222,7 @@ class AnchoredLBFGS(Estimator):
         of_all = torch.cat(list(statistics))
         # Without clients of which a product overflowed.
         found = of_all[torch.isfinite(of_all).all(dim=2).all(dim=1)].sum(dim=0)
-        self._products, self._beta, self._gamma = regressed(
-            self._products,
-            found,
-            self._beta,
-            self._gamma,
-            history=self.history_weight == "pooled",
-            curvature=self.curvature_weight == "pooled",
-        )
+        self._regress(found)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchors; a client that was never asked has no estimate."""
@@ -293,12 +265,6 @@ class AnchoredLBFGS(Estimator):
         found = self._pairs.aggregated(record, sources, which, rows, rule, anchors)
         return found._replace(usable=usable)
 
-    def _origins(self) -> Tensor:
-        """Return the anchors without beta times what was recorded then."""
-        if self._without_history is None:
-            self._without_history = torch.sub(self._anchors, self._recorded, alpha=self._beta)
-        return self._without_history
-
     def _sources(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
     ) -> tuple[Sources, Tensor]:
@@ -316,12 +282,6 @@ class AnchoredLBFGS(Estimator):
     def _compiles(self, num_rows: int) -> bool:
         return isinstance(self._pairs, ClientPairs) and self._pairs.compiles(num_rows)
 
-    def _known_rounds(self, rows: Tensor) -> tuple[list[int], Tensor]:
-        """Return the rounds of anchors, and which of them is whose, any for a client without."""
-        rounds = self._round[rows]
-        known = rounds[rounds >= 0].unique()
-        return known.tolist(), torch.searchsorted(known, rounds)
-
     def _changes(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -338,9 +298,6 @@ class AnchoredLBFGS(Estimator):
                 x, y = weights - now, record.global_weights - then
                 for group in (rounds == t).nonzero().flatten().split(size):
                     yield x, y, group
-
-    def _rows_of(self, record: RoundRecord) -> Tensor:
-        return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return the bytes of anchors, pairs and estimates."""

@@ -13,15 +13,14 @@ from fedrec.aggregators.base import ColumnRule
 from fedrec.functional.aggregation.means import weighted_mean
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.history.undecoded import stored_rows
-from fedrec.recoverers.estimators._rows import picking
-from fedrec.recoverers.estimators._weights import WINDOW, regressed
-from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
+from fedrec.recoverers.estimators._anchors import WINDOW, Anchored, picking
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.estimators.pairs import compiled_dots
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
 if TYPE_CHECKING:
-    from fedrec.history.view import HistoryView
+    pass
 
 __all__ = ["AnchoredSecant"]
 
@@ -55,7 +54,7 @@ class Changes(NamedTuple):
     gain: float
 
 
-class AnchoredSecant(Estimator):
+class AnchoredSecant(Anchored):
     r"""Estimates from the exact update that a client sent last, and not from the recorded one.
 
     $$\hat g_t = a + \beta (\bar g_t - \bar g_0)
@@ -113,8 +112,6 @@ class AnchoredSecant(Estimator):
         'spacing'
     """
 
-    assumes_gradients = True
-
     def __init__(
         self,
         *,
@@ -124,30 +121,19 @@ class AnchoredSecant(Estimator):
         curvature_weight: float | str = "pooled",
         num_secants: int = 5,
     ) -> None:
-        self.gain = check_fraction("gain", gain, ("spacing",), positive=True)
+        super().__init__(gain, history_weight, curvature_weight)
         self.common_gain = check_fraction("common_gain", common_gain, ("adaptive",), positive=True)
-        self.history_weight = check_fraction("history_weight", history_weight, ("pooled",))
-        self.curvature_weight = check_fraction("curvature_weight", curvature_weight, ("pooled",))
         self.num_secants = check_int("num_secants", num_secants, minimum=1)
-        self._rows: dict[str, int] = {}
         self._begin()
 
     def _begin(self) -> None:
         """Forget what was observed."""
-        given = (self.history_weight, self.curvature_weight)
-        self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
+        super()._begin()
         common = self.common_gain
         self._common_gain = COMMON_GAIN if isinstance(common, str) else common
-        # Of the last rounds: change with prediction, prediction with itself; rest of the change
-        # now with the rest of the recorded change, that with itself.
-        self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
         # The mean error of the last correction, and products with the one before.
         self._errors: Tensor | None = None
         self._successive = torch.zeros(WINDOW, 2, dtype=torch.float64)
-        self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
-        self._models: dict[int, tuple[Tensor, Tensor]] = {}
-        self._anchors = self._exact = self._recorded = torch.empty(0)
-        self._without_history: Tensor | None = None
         # Longer updates count for less.
         self._length = float("inf")
         # By how much the model moved and the mean update turned, from correction to correction.
@@ -156,16 +142,6 @@ class AnchoredSecant(Estimator):
         # Rows whose anchors are going to move by the mean error, and their own gains.
         self._moving = torch.empty(0, dtype=torch.int64), torch.empty(0)
         self._estimates: Tensor | None = None
-
-    def _allocate(self, weights: Tensor) -> None:
-        """Make room on the device of the weights."""
-        c, d = len(self._rows), weights.numel()
-        self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
-
-    def start(self, history: HistoryView, rounds: range) -> None:
-        """Forget all anchors."""
-        self._rows = {c: i for i, c in enumerate(history.remaining)}
-        self._begin()
 
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
@@ -196,10 +172,7 @@ class AnchoredSecant(Estimator):
         else:
             self._anchors[at] = exact
         self._exact[at], self._recorded[at] = exact, record.updates
-        self._round[rows] = record.round
-        self._models[record.round] = global_weights.clone(), record.global_weights.clone()
-        self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
-        self._without_history = None
+        self._moved_to(record, global_weights, rows)
         return changes
 
     def _changes(
@@ -254,23 +227,12 @@ class AnchoredSecant(Estimator):
         # Where half of them sent nothing, it says nothing.
         self._length = float(lengths.median()) or float("inf")
         predicted = self._times_curvature(torch.stack([model, recorded_model]))
-        self._weigh(torch.stack([exact, recorded, *predicted]))
+        changes = torch.stack([exact, recorded, *predicted])
+        self._regress(_dots(changes, changes))
         self._move(errors, min(one.gain for one in statistics))
         self._moves = _newest(self._moves, model, self.num_secants)
         self._turns = _newest(self._turns, exact, self.num_secants)
         self._inverse = _inverse(_dots(self._moves, self._moves))
-
-    def _weigh(self, changes: Tensor) -> None:
-        """Regress weights; rows are changes now and then, and what B says of both, (4, d)."""
-        found = _dots(changes, changes)
-        self._products, self._beta, self._gamma = regressed(
-            self._products,
-            found,
-            self._beta,
-            self._gamma,
-            history=self.history_weight == "pooled",
-            curvature=self.curvature_weight == "pooled",
-        )
 
     def _move(self, errors: Tensor, least: float) -> None:
         """Move anchors by the mean error, as far as their own gains have not."""
@@ -369,25 +331,14 @@ class AnchoredSecant(Estimator):
     def _compiles(self, num_rows: int) -> bool:
         return choose_kernel(self._anchors.device, num_rows, self._anchors.shape[1]) == "numba"
 
-    def _origins(self) -> Tensor:
-        """Return the anchors without beta times what was recorded then."""
-        if self._without_history is None:
-            self._without_history = torch.sub(self._anchors, self._recorded, alpha=self._beta)
-        return self._without_history
-
     def _vectors(self, record: RoundRecord, weights: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return what B adds for each round of anchors, (g, d), and which of them is whose."""
-        rounds = self._round[rows]
-        known = rounds[rounds >= 0].unique()
+        known, which = self._known_rounds(rows)
         ways = []
-        for t in known.tolist():
+        for t in known:
             now, then = self._models[t]
             ways.append((weights - now).sub_(record.global_weights - then, alpha=self._beta))
-        vectors = self._times_curvature(torch.stack(ways)).mul_(self._gamma)
-        return vectors, torch.searchsorted(known, rounds)
-
-    def _rows_of(self, record: RoundRecord) -> Tensor:
-        return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
+        return self._times_curvature(torch.stack(ways)).mul_(self._gamma), which
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return the bytes of anchors, estimates and what B is made of."""
