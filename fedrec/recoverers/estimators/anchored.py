@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["AnchoredLBFGS"]
 

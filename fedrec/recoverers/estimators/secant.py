@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.estimators.pairs import compiled_dots
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["AnchoredSecant"]
 
