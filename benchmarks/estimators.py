@@ -82,7 +82,7 @@ RULES: dict[str, Recoverer] = {
     "scratch": TrainFromScratch(),
     "paired": FedRecover(estimator="paired"),
     "anchored": anchored(),
-    "secant": FedRecover(estimator="secant"),
+    "average": FedRecover(estimator="average"),
     "K=0.5": anchored(gain=0.5),
     "K=0.3": anchored(gain=0.3),
     "K=1": anchored(gain=1.0),

@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "TrainFromScratch": {"class_path": "TrainFromScratch"},
     "paired": {"class_path": "FedRecover", "init_args": {"estimator": "paired"}},
     "anchored": {"class_path": "FedRecover", "init_args": {"estimator": "anchored"}},
-    "secant": {"class_path": "FedRecover", "init_args": {"estimator": "secant"}},
+    "average": {"class_path": "FedRecover", "init_args": {"estimator": "average"}},
     "HistoricalOnly": {"class_path": "HistoricalOnly"},
     "without estimates": {"class_path": "FedRecover", "init_args": {"estimator": "none"}},
 }

@@ -50,6 +50,7 @@ def fed_recover(label: str, **arguments: Any) -> dict[str, Any]:
 
 # The cheap ones first: training from scratch takes as long as all others together.
 METHODS: tuple[dict[str, Any], ...] = (
+    fed_recover("average", estimator="average"),
     fed_recover("anchored", estimator="anchored"),
     fed_recover("paired", estimator="paired"),
     {"class_path": "TrainFromScratch", "label": "scratch"},
@@ -63,7 +64,7 @@ WITHOUT = {
 }
 STRATEGIES = tuple(
     fed_recover(f"{estimator} w/o {strategy}", estimator=estimator, **arguments)
-    for estimator in ("anchored", "paired")
+    for estimator in ("average", "anchored", "paired")
     for strategy, arguments in WITHOUT.items()
 )
 

@@ -6,10 +6,10 @@ from fedrec.recoverers.crab import Crab
 from fedrec.recoverers.estimators import (
     AggregatedEstimates,
     AnchoredLBFGS,
-    AnchoredSecant,
     Estimates,
     Estimator,
     HistoricalUpdate,
+    MovingAverage,
     PairedLBFGS,
     PaperLBFGS,
 )
@@ -27,7 +27,6 @@ from fedrec.recoverers.weight_negation import WeightNegation
 __all__ = [
     "AggregatedEstimates",
     "AnchoredLBFGS",
-    "AnchoredSecant",
     "Crab",
     "Estimates",
     "Estimator",
@@ -38,6 +37,7 @@ __all__ = [
     "HistoricalOnly",
     "HistoricalUpdate",
     "KnowledgeDistillation",
+    "MovingAverage",
     "PairedLBFGS",
     "PaperLBFGS",
     "Recoverer",

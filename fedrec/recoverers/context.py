@@ -37,13 +37,18 @@ class RecoveryContext(RoundContext, ABC):
     server_lr: float = 1.0
 
     @abstractmethod
-    def history(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
+    def history(
+        self, t: int, client_ids: Sequence[str] | None = None, *, updates: bool = True
+    ) -> RoundRecord:
         """Read a round of the recording.
 
         Args:
             t: The round.
             client_ids: The clients whose updates to read; by default all clients that take part in
                 the recovery and whose updates of that round the history kept.
+            updates: Whether to read updates. If not, the record is of `client_ids`, by default of
+                all clients that took part then and take part in the recovery, and the updates have
+                no entries, shape $(k, 0)$.
 
         Returns:
             The record. Its tensors must not be changed: another call may return the same tensors.

@@ -18,9 +18,9 @@ from fedrec.recoverers.base import ReplayRecoverer
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.recoverers.estimators import (
     AnchoredLBFGS,
-    AnchoredSecant,
     Estimator,
     HistoricalUpdate,
+    MovingAverage,
     PairedLBFGS,
     PaperLBFGS,
 )
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
     "anchored": AnchoredLBFGS,
-    "secant": AnchoredSecant,
+    "average": MovingAverage,
     "paired": PairedLBFGS,
     "paper": PaperLBFGS,
     "history": HistoricalUpdate,
@@ -79,7 +79,7 @@ class FedRecover(ReplayRecoverer):
             `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
         estimator: An `Estimator`, or the name of one with its default arguments: `"anchored"` for
-            `AnchoredLBFGS`; `"secant"` for `AnchoredSecant`; `"paired"` for `PairedLBFGS`, the
+            `AnchoredLBFGS`; `"average"` for `MovingAverage`; `"paired"` for `PairedLBFGS`, the
             paper's method; `"paper"` for `PaperLBFGS`, the paper's literal reading; `"history"` for
             `HistoricalUpdate`, a control. With `"none"`, stored as `None`, rounds in which clients
             are not asked make no step (the paper's variant without approximation).
@@ -172,6 +172,10 @@ class FedRecover(ReplayRecoverer):
             raise ConfigurationError(expected("warmup_rounds", requirement, warmup_rounds))
         self.assumes_gradients = self.estimator is not None and self.estimator.assumes_gradients
         self._cohort = None if self.estimator is None else CohortEstimator(self.estimator)
+        self._needs_stand_ins = update_filter is not None or self.on_missing != "drop"
+        self._reads_history = self._needs_stand_ins or (
+            self.estimator is not None and self.estimator.reads_history
+        )
         self._threshold = float("inf")
         self._num_estimated = self._num_filtered = 0
         # Of the last estimates: where one could not be used, the next round's are likely the same.
@@ -234,7 +238,8 @@ class FedRecover(ReplayRecoverer):
         if self._cohort is None:
             return
         self._cohort.start(history, rounds)
-        self._check_kept(history, max_rounds)
+        if self._reads_history:
+            self._check_kept(history, max_rounds)
         if self.abnormality_threshold is not None:
             self._threshold = self.abnormality_threshold
         elif self.tolerance_rate is not None:
@@ -268,10 +273,9 @@ class FedRecover(ReplayRecoverer):
         reason = self.exact_reason(t, ctx.max_rounds)
         if self.estimator is None:
             return None if reason is None else ctx.exact(ctx.client_ids, reason)
-        needed = self.update_filter is not None or self.on_missing != "drop"
-        if reason == "final" and not needed:  # the history is not needed any more
+        if reason == "final" and not self._needs_stand_ins:  # the history is not needed any more
             return ctx.exact(ctx.client_ids, reason)
-        record = ctx.history(t)
+        record = ctx.history(t, updates=self._reads_history)
         if reason is not None:
             return self._exact(ctx.client_ids, reason, record, global_weights, ctx)
         return self._estimated(record, global_weights, ctx)

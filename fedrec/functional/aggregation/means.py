@@ -1,4 +1,4 @@
-"""The weighted mean of client updates."""
+"""Weighted means and sums of client updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.kernels._columns import wide_dtype
 
-__all__ = ["mean_of_rows", "shares", "weighted_mean"]
+__all__ = ["mean_of_rows", "shares", "weighted_mean", "weighted_sum"]
 
 
 def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -30,17 +30,33 @@ def weighted_mean(updates: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     if weights is None:
         weights = torch.ones(len(updates), dtype=torch.float64)
-    factors = shares(weights, updates)
+    return weighted_sum(updates, shares(weights, updates))
+
+
+def weighted_sum(updates: Tensor, factors: Tensor) -> Tensor:
+    """Add up client updates.
+
+    Args:
+        updates: Shape $(m, d)$.
+        factors: Of the updates, with their dtype and device, shape $(m,)$.
+
+    Returns:
+        Shape $(d,)$, dtype and device of `updates`.
+
+    Examples:
+        >>> weighted_sum(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 0.5]))
+        tensor([4.])
+    """
     if updates.dtype != torch.float32 or updates.requires_grad:
         return factors @ updates
     if choose_kernel(updates.device, *updates.shape) != "numba":
         return factors @ updates
     from fedrec.functional.kernels import _numba_sums
 
-    mean = torch.empty_like(updates[0])
+    total = torch.empty_like(updates[0])
     rows = updates.contiguous().numpy()
-    _numba_sums.weighted_sum(rows, factors.numpy(), mean.numpy(), torch.get_num_threads())
-    return mean
+    _numba_sums.weighted_sum(rows, factors.numpy(), total.numpy(), torch.get_num_threads())
+    return total
 
 
 def shares(weights: Tensor, like: Tensor) -> Tensor:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_int
+from fedrec._checks import check_fraction, check_int
 from fedrec.aggregators.base import ColumnRule
-from fedrec.recoverers.estimators._anchors import Anchored, picking
-from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
+from fedrec.recoverers.estimators._rows import picking
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
 
+if TYPE_CHECKING:
+    from fedrec.history.view import HistoryView
+
 __all__ = ["AnchoredLBFGS"]
 
+# Rounds whose changes decide together about the weights.
+WINDOW = 3
 
-class AnchoredLBFGS(Anchored):
+
+class AnchoredLBFGS(Estimator):
     r"""Estimates from the exact update that a client sent last, and not from the recorded one.
 
     $$\hat g_t = a + \beta (\bar g_t - \bar g_0)
@@ -62,6 +68,7 @@ class AnchoredLBFGS(Anchored):
         'spacing'
     """
 
+    assumes_gradients = True
     counted = frozenset({"skipped_pairs"})
 
     def __init__(
@@ -72,26 +79,42 @@ class AnchoredLBFGS(Anchored):
         curvature_weight: float | str = "pooled",
         buffer_size: int = 2,
     ) -> None:
-        super().__init__(gain, history_weight, curvature_weight)
+        self.gain = check_fraction("gain", gain, ("spacing",), positive=True)
+        self.history_weight = check_fraction("history_weight", history_weight, ("pooled",))
+        self.curvature_weight = check_fraction("curvature_weight", curvature_weight, ("pooled",))
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
+        self._rows: dict[str, int] = {}
         self._begin()
 
     def _begin(self) -> None:
         """Forget what was observed."""
-        super()._begin()
+        given = (self.history_weight, self.curvature_weight)
+        self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
+        # Of the last rounds: change with prediction, prediction with itself; rest of the change
+        # now with the rest of the recorded change, that with itself.
+        self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
+        self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
+        self._models: dict[int, tuple[Tensor, Tensor]] = {}
+        self._anchors = self._exact = self._recorded = torch.empty(0)
+        self._without_history: Tensor | None = None
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
         """Make room on the device of the weights."""
-        super()._allocate(weights)
+        c, d = len(self._rows), weights.numel()
+        self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
         if self.curvature_weight != 0:
-            shape = len(self._rows), self.buffer_size, weights.numel()
-            self._pairs = ClientPairs(*shape, weights.device)
+            self._pairs = ClientPairs(c, self.buffer_size, d, weights.device)
 
     @property
     def fewest_warmup_rounds(self) -> int:
         """One more than pairs: the first round gives none, since both models are still equal."""
         return self.buffer_size + 1
+
+    def start(self, history: HistoryView, rounds: range) -> None:
+        """Forget all that was observed."""
+        self._rows = {c: i for i, c in enumerate(history.remaining)}
+        self._begin()
 
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
@@ -117,7 +140,10 @@ class AnchoredLBFGS(Anchored):
             at = picking(rows, exact.device)
             self._anchors[at] = self._exact[at] = exact
             self._recorded[at] = record.updates
-        self._moved_to(record, global_weights, rows)
+        self._round[rows] = record.round
+        self._models[record.round] = global_weights.clone(), record.global_weights.clone()
+        self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
+        self._without_history = None
         if self._pairs is not None:
             # Also where a client is asked alone: its other pairs stay, since the anchor is new.
             self._pairs.push(
@@ -215,11 +241,26 @@ class AnchoredLBFGS(Anchored):
         return torch.from_numpy(products)
 
     def pool(self, statistics: Sequence[Tensor]) -> None:
-        """Set the weights by what `observe` returned of all clients."""
+        """Regress the weights that are `"pooled"`, over this round and those before."""
         of_all = torch.cat(list(statistics))
         # Without clients of which a product overflowed.
         found = of_all[torch.isfinite(of_all).all(dim=2).all(dim=1)].sum(dim=0)
-        self._regress(found)
+        products = torch.zeros(4, dtype=torch.float64)
+        if self.curvature_weight == "pooled":
+            products[:2] = torch.stack([found[0, 2] + found[1, 3], found[2, 2] + found[3, 3]])
+            explained, size = (self._products[1:, :2].sum(dim=0) + products[:2]).tolist()
+            if size > 0:
+                self._gamma = min(max(explained / size, 0.0), 1.0)
+        if self.history_weight == "pooled":
+            # Of what curvature leaves of the changes.
+            left = torch.tensor(
+                [[1, 0, -self._gamma, 0], [0, 1, 0, -self._gamma]], dtype=torch.float64
+            )
+            products[2:] = (left @ found @ left.mT)[:, 1]
+        self._products = torch.cat([self._products[1:], products[None]])
+        explained, size = self._products[:, 2:].sum(dim=0).tolist()
+        if size > 0:
+            self._beta = min(max(explained / size, 0.0), 1.0)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchors; a client that was never asked has no estimate."""
@@ -261,6 +302,21 @@ class AnchoredLBFGS(Anchored):
         anchors = self._origins(), self._beta
         found = self._pairs.aggregated(record, sources, which, rows, rule, anchors)
         return found._replace(usable=usable)
+
+    def _origins(self) -> Tensor:
+        """Return the anchors without beta times what was recorded then."""
+        if self._without_history is None:
+            self._without_history = torch.sub(self._anchors, self._recorded, alpha=self._beta)
+        return self._without_history
+
+    def _known_rounds(self, rows: Tensor) -> tuple[list[int], Tensor]:
+        """Return the rounds of anchors, and which of them is whose, any for a client without."""
+        rounds = self._round[rows]
+        known = rounds[rounds >= 0].unique()
+        return known.tolist(), torch.searchsorted(known, rounds)
+
+    def _rows_of(self, record: RoundRecord) -> Tensor:
+        return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
 
     def _sources(
         self, record: RoundRecord, weights: Tensor, rows: Tensor

@@ -71,6 +71,10 @@ class Estimator(Component, ABC):
     #: Whether it takes updates for gradients; a warning says where they are not.
     assumes_gradients: bool = False
 
+    #: Whether it needs what clients sent in the recording; where it does not, nothing of that is
+    #: read, and the updates of a `record` have no entries, shape $(k, 0)$.
+    reads_history: bool = True
+
     #: Names of `diagnostics` that count something: those of several shards are added up. Of other
     #: numbers, the mean over the shards is reported.
     counted: frozenset[str] = frozenset()

@@ -1,0 +1,258 @@
+"""Moving averages of what clients sent: estimates without the history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedrec._checks import check_fraction
+from fedrec.aggregators.base import ColumnRule
+from fedrec.functional.aggregation.means import weighted_mean, weighted_sum
+from fedrec.functional.aggregation.order_statistics import trimmed_mean
+from fedrec.functional.kernels._columns import wide_dtype
+from fedrec.recoverers.estimators._rows import picking
+from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
+from fedrec.recoverers.threshold import largest_magnitudes
+from fedrec.types import RoundRecord
+
+if TYPE_CHECKING:
+    from fedrec.history.view import HistoryView
+
+__all__ = ["MovingAverage"]
+
+# Pairs of successive errors that decide together about the common gain.
+WINDOW = 3
+
+
+class Errors(NamedTuple):
+    """How far some clients' averages were from what they sent.
+
+    Attributes:
+        mean: The mean of exact update minus average, shape $(d,)$.
+        weight: How many clients these are, where one that sent a long update counts for less.
+        length: The median length of their exact updates.
+        gain: The smallest of their own gains.
+    """
+
+    mean: Tensor
+    weight: float
+    length: float
+    gain: float
+
+
+class MovingAverage(Estimator):
+    r"""Takes a moving average of what the client has sent, and does not read the history.
+
+    $$\hat g_t^i = a^i, \qquad
+    a^i \leftarrow a^i + K (g_t^i - a^i) + (K_c - K)^+ \, \overline{g_t - a}$$
+
+    whenever client $i$ is asked: its average moves by a fraction $K$ (`gain`) of its own error, and
+    by a fraction $K_c$ (`common_gain`), if that is larger, of the mean error over all clients that
+    are asked with it. The noise of mini-batches is in the former and averages out. The latter
+    hardly has noise, and how the model is going to move depends on it.
+
+    $K_c$ starts at $2 / (n + 1)$, the gain by spacing. It is multiplied by $1 + \rho / 2$, where
+    $\rho$ is the regression of mean errors on those of the correction before, over three pairs of
+    corrections: it grows while errors keep their direction, and falls if the model goes back and
+    forth. It stays between the smallest $K$ and 1.
+
+    In the mean, a client whose update is longer than the median of the round before counts for
+    less, in proportion, so that no client decides about others.
+
+    Nothing of the recording is needed but its initial weights and who took part: this also recovers
+    from histories that were made to mislead, and of clients that take several local steps. Between
+    two corrections the estimates are the same, so an estimated round costs next to nothing.
+
+    Args:
+        gain: $K$ in (0, 1], or `"spacing"` for $2 / (n + 1)$ if the client was asked $n$ rounds
+            ago. An average is used $n$ times, and so is its noise; with this gain, the noise adds
+            up to that of $n$ exact updates.
+        common_gain: $K_c$ in (0, 1], or `"adaptive"`.
+
+    Raises:
+        ConfigurationError: If an argument is out of range.
+
+    References:
+        - Cao et al., FedRecover, IEEE S&P 2023 (the schedule).
+        - Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability,
+          NeurIPS 2021 (MIFA: the update that a client sent last in place of the one it does not
+          send, which is $K = 1$).
+
+    Examples:
+        >>> MovingAverage().gain
+        'spacing'
+    """
+
+    reads_history = False
+
+    def __init__(
+        self, *, gain: float | str = "spacing", common_gain: float | str = "adaptive"
+    ) -> None:
+        self.gain = check_fraction("gain", gain, ("spacing",), positive=True)
+        self.common_gain = check_fraction("common_gain", common_gain, ("adaptive",), positive=True)
+        self._rows: dict[str, int] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was observed."""
+        self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
+        self._averages = torch.empty(0)
+        # Longer updates count for less.
+        self._length = float("inf")
+        # 0 until clients were asked again: then it is the smallest own gain.
+        self._common_gain = 0.0 if isinstance(self.common_gain, str) else self.common_gain
+        # The mean error of the last correction, and products of earlier ones with those before.
+        self._error: Tensor | None = None
+        self._successive = torch.zeros(WINDOW, 2, dtype=torch.float64)
+        # Rows that are going to move by the mean error, too, and their own gains.
+        self._moving = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
+        self._forget_derived()
+
+    def _forget_derived(self) -> None:
+        self._largest: Tensor | None = None
+        self._aggregated: tuple[list[Any], Tensor] | None = None
+
+    def start(self, history: HistoryView, rounds: range) -> None:
+        """Forget all that was observed."""
+        self._rows = {c: i for i, c in enumerate(history.remaining)}
+        self._begin()
+
+    def observe(
+        self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
+    ) -> Errors | None:
+        """Move the averages of these clients by their own errors.
+
+        Returns:
+            If all were asked, how far they were off, of those that were asked before.
+        """
+        if not len(self._averages):
+            size = len(self._rows), global_weights.numel()
+            self._averages = global_weights.new_zeros(size)
+        rows = self._rows_of(record)
+        at, known = picking(rows, exact.device), self._round[rows] >= 0
+        found = None
+        if reason in ("warmup", "correction") and bool(known.any()):
+            gains = torch.ones(len(rows), dtype=torch.float64)
+            ages = (record.round - self._round[rows]).double()
+            own = 2 / (ages + 1) if isinstance(self.gain, str) else gains * self.gain
+            gains[known] = own[known]
+            errors = exact - self._averages[at]
+            errors[picking((~known).nonzero().flatten(), exact.device)] = 0
+            lengths = torch.linalg.vector_norm(exact, dim=1).cpu().double()
+            counts = torch.where(lengths > self._length, self._length / lengths, 1.0)
+            counts[~known] = 0
+            found = Errors(
+                mean=weighted_mean(errors, counts),
+                weight=float(counts.sum()),
+                length=float(lengths[known].median()),
+                gain=float(gains[known].min()),
+            )
+            # Where the gain is 1, this is the exact update, bit by bit.
+            self._averages[at] = errors.mul_((gains - 1).to(errors)[:, None]).add_(exact)
+            self._moving = rows, gains
+        else:
+            self._averages[at] = exact
+        self._round[rows] = record.round
+        self._forget_derived()
+        return found
+
+    def pool(self, statistics: Sequence[Errors]) -> None:
+        """Learn the common gain from the errors of all clients, and move averages by their mean."""
+        total = sum(one.weight for one in statistics)
+        parts = [one.mean * (one.weight / total) for one in statistics]
+        error, least = torch.stack(parts).sum(dim=0), min(one.gain for one in statistics)
+        lengths = torch.tensor([one.length for one in statistics], dtype=torch.float64)
+        # Where half of them sent nothing, it says nothing.
+        self._length = float(lengths.median()) or float("inf")
+        if self.common_gain == "adaptive" and least < 1:
+            self._adapt(error, least)
+        else:
+            self._error = None
+        rows, gains = self._moving
+        for gain in gains.unique().tolist():
+            if gain < self._common_gain:
+                at = picking(rows[gains == gain], error.device)
+                self._averages[at] += error * (self._common_gain - gain)
+        self._moving = self._moving[0][:0], self._moving[1][:0]
+        self._forget_derived()
+
+    def _adapt(self, error: Tensor, least: float) -> None:
+        """Set the common gain by how errors go on."""
+        if self._error is not None:
+            pair = _product(error, self._error), _product(self._error, self._error)
+            newest = torch.tensor([pair], dtype=torch.float64)
+            self._successive = torch.cat([self._successive[1:], newest])
+            along, size = self._successive.sum(dim=0).tolist()
+            if size > 0:
+                self._common_gain *= 1 + along / size / 2
+        self._common_gain = min(max(self._common_gain, least), 1.0)
+        self._error = error
+
+    def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
+        """Return the averages; a client that was never asked has no estimate."""
+        rows = self._rows_of(record)
+        usable = self._round[rows] >= 0
+        if not len(self._averages):
+            self._averages = global_weights.new_zeros(len(self._rows), global_weights.numel())
+        if self._largest is None:
+            self._largest = largest_magnitudes(self._averages)
+        at = picking(rows, global_weights.device)
+        return Estimates(self._averages[at], self._largest[at], usable)
+
+    def aggregate(
+        self, record: RoundRecord, global_weights: Tensor, rule: ColumnRule
+    ) -> AggregatedEstimates | None:
+        """Aggregate the averages, unless they are those of the round before."""
+        updates, largest, usable = self.estimate(record, global_weights)
+        if not bool(usable.all()):
+            return None
+        factors = None if rule.factors is None else rule.factors.tolist()
+        of = [record.client_ids, factors, rule.num_trim]
+        if self._aggregated is None or self._aggregated[0] != of:
+            if rule.factors is None:
+                aggregate = trimmed_mean(updates, rule.num_trim)
+            else:
+                aggregate = weighted_sum(updates, rule.factors.to(updates))
+            self._aggregated = of, aggregate
+        return AggregatedEstimates(self._aggregated[1], largest, usable)
+
+    def _rows_of(self, record: RoundRecord) -> Tensor:
+        return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
+
+    def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
+        """Return the bytes of averages, and of their errors while they are moved."""
+        return (2 * num_clients + 2) * num_parameters * torch.float32.itemsize
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return clients, averages and what was learnt."""
+        return {
+            "remaining": list(self._rows),
+            "round": self._round,
+            "averages": self._averages,
+            "length": self._length,
+            "common_gain": self._common_gain,
+            "error": self._error,
+            "successive": self._successive,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._rows = {c: i for i, c in enumerate(state["remaining"])}
+        self._begin()
+        self._round, self._averages = state["round"].cpu(), state["averages"]
+        self._length, self._common_gain = state["length"], state["common_gain"]
+        self._error, self._successive = state["error"], state["successive"].cpu()
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return the gain of what clients have in common."""
+        return {"common_gain": self._common_gain}
+
+
+def _product(one: Tensor, other: Tensor) -> float:
+    """Return the product of two vectors; on a CPU by NumPy, whatever the threads."""
+    wide = wide_dtype(one.device)
+    products = one.to(wide) * other.to(wide)
+    return float(products.numpy().sum() if one.device.type == "cpu" else products.sum())
