@@ -32,15 +32,16 @@ def loss_of(output: Any, module: nn.Module) -> Tensor | None:
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
     # Of a scalar, no more is asked: what watches a pass takes as long for a call as a layer does.
-    is_scalar = isinstance(loss, Tensor) and loss.ndim == 0
-    if not is_scalar and (not isinstance(loss, Tensor) or loss.numel() != 1):
+    if isinstance(loss, Tensor) and loss.ndim == 0:
+        return loss
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = "a dict without one" if isinstance(output, Mapping) and loss is None else None
         raise ConfigurationError(
             f"Expected {type(module).__name__}.training_step to return a scalar loss tensor, a "
             f"dict with one under 'loss', or None, but got {what or type(output).__name__}. "
             "HINT: return the mean over the batch."
         )
-    return loss if is_scalar else loss.reshape(())
+    return loss.reshape(())
 
 
 @lru_cache
