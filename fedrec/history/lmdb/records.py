@@ -75,7 +75,7 @@ class _Header(NamedTuple):
     store_id: bytes
 
 
-# Of records whose entries are kept; an entry takes two or three times as much.
+# Of records whose entries are kept; with its entry, one takes five times as much memory.
 _ENTRY_BYTES = 4 << 20
 _WRONG_CHECKSUM = "its checksum is wrong"
 
