@@ -145,8 +145,7 @@ class ParameterVector:
         parameters = dict(module.named_parameters())
         parts = self.unflatten(vector)
         with torch.no_grad():
-            for name, part in parts.items():
-                parameters[name].copy_(part)
+            torch._foreach_copy_([parameters[name] for name in parts], list(parts.values()))
         return parts
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
@@ -162,9 +161,9 @@ class ParameterVector:
             ShapeError: If the last dimension is not $d$.
         """
         self._check(vector, self.num_parameters, "the vector")
-        parts = vector.split(self.sizes, dim=-1)
+        parts, leading = vector.split(self.sizes, dim=-1), vector.shape[:-1]
         return {
-            name: part.reshape(vector.shape[:-1] + shape)
+            name: part.reshape(leading + shape)
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 

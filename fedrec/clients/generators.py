@@ -213,8 +213,11 @@ def global_state() -> GlobalState:
     """
     # `np.random.get_state` and `set_state` each take as long as a layer of a small model.
     words = _words()
-    state = GlobalState(random.getstate(), words, _take_waiting())
-    _put_numpy(state)
+    state = GlobalState(random.getstate(), words, _take_waiting(words))
+    if state.waiting is None:
+        _put_words(words)
+    else:
+        _put_numpy(state)
     return state
 
 
@@ -226,25 +229,29 @@ def put_global_state(state: GlobalState) -> None:
 
 def _put_numpy(state: GlobalState) -> None:
     if state.waiting is None:
-        _take_waiting()
-        ctypes.memmove(_address_of(_generator()), state.words, _BYTES)
+        _take_waiting(_words())
+        _put_words(state.words)
         return
     key = np.frombuffer(state.words[:_WORDS], dtype=np.uint32)
     position = int(np.frombuffer(state.words[_WORDS:], dtype=np.int32)[0])
     np.random.set_state(("MT19937", key, position, 1, state.waiting))  # noqa: NPY002
 
 
-def _take_waiting() -> float | None:
+def _take_waiting(words: bytes) -> float | None:
     """Return the normal number that NumPy has drawn already, or `None`; then none is waiting.
 
-    The words of NumPy's generator may change.
+    The words of NumPy's generator, which are given, may change.
     """
-    words = _words()
     number = np.random.standard_normal()  # noqa: NPY002
     if _words() == words:  # nothing was drawn now: the number was waiting
         return number
     np.random.standard_normal()  # noqa: NPY002 - the second of the pair
     return None
+
+
+def _put_words(words: bytes) -> None:
+    """Write to the memory of NumPy's global generator."""
+    ctypes.memmove(_address_of(_generator()), words, _BYTES)
 
 
 def _words() -> bytes:

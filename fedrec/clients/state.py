@@ -84,8 +84,9 @@ class ModuleState:
         self._seen: dict[int, object] = {}
         self._parts: list[_Part] = []
         self._walk(module, "")
-        # Most dictionaries of a module are for hooks, and empty: they are checked together.
-        self._empty = [p.value for p in self._parts if isinstance(p, _DictPart) and not p.held]
+        # Most dictionaries and sets of a module are for hooks, and empty: checked together.
+        kinds = _DictPart | _SetPart
+        self._empty = [p.value for p in self._parts if isinstance(p, kinds) and not p.held]
         empty = set(map(id, self._empty))
         self._filled = [p for p in self._parts if id(p.value) not in empty]
 

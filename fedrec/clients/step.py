@@ -31,6 +31,9 @@ def loss_of(output: Any, module: nn.Module) -> Tensor | None:
     if output is None:
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
+    # Of a scalar, no more is asked: what watches a pass takes as long for a call as a layer does.
+    if isinstance(loss, Tensor) and loss.ndim == 0:
+        return loss
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = "a dict without one" if isinstance(output, Mapping) and loss is None else None
         raise ConfigurationError(

@@ -17,9 +17,9 @@ def nonfinite_clients(sent: CohortUpdates) -> list[str]:
     """Return the clients whose updates are not finite, in all processes."""
 
     def is_bad(part: CohortUpdates) -> Tensor:
-        found = torch.zeros(len(part.client_ids), dtype=torch.bool)
-        found[nonfinite_rows(part.updates)] = True
-        return found
+        rows = nonfinite_rows(part.updates)
+        bad = [row in rows for row in range(len(part.client_ids))]
+        return torch.tensor(bad, dtype=torch.bool)
 
     bad = sent.measured(is_bad).tolist() if sent.client_ids else []
     return [c for c, flag in zip(sent.client_ids, bad, strict=True) if flag]

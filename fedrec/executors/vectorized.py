@@ -288,7 +288,8 @@ class VectorizedExecutor(Executor):
         alone = self._alone(client, global_weights, ctx)
         if alone is None:
             return math.inf
-        distance, size = torch.stack([(alone - update).norm(), alone.norm()]).tolist()
+        norms = [torch.linalg.vector_norm(vector) for vector in (alone - update, alone)]
+        distance, size = torch.stack(norms).tolist()
         if not math.isfinite(size):
             return 0.0 if torch.equal(update.isfinite(), alone.isfinite()) else math.inf
         limit = _ROUNDING if ctx.autocast_is_off else _ROUNDING_IN_BFLOAT16

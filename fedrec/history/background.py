@@ -25,7 +25,7 @@ _NICER = 10
 # The most rounds that wait to be stored, and their most bytes if there are several.
 _MOST_ROUNDS = 8
 _MOST_BYTES = 2**22
-# Bytes of updates: reading fewer is more work for Python than for the disk.
+# Bytes of updates: to read or encode fewer is work for Python alone.
 _WORTH_A_THREAD = 2**20
 
 
@@ -41,7 +41,8 @@ class BackgroundWriter:
 
     def __init__(self, history: HistoryStore) -> None:
         self._history = history
-        self._thread = ThreadPoolExecutor(1, "fedrec-history-writer", initializer=_give_way)
+        self._thread = ThreadPoolExecutor(1, "fedrec-history-writer")
+        self._gives_way = False
         self._waiting: deque[tuple[Future[None], int]] = deque()  # with the bytes of the round
 
     def write(self, record: RoundRecord) -> None:
@@ -61,6 +62,9 @@ class BackgroundWriter:
                 break
             self._finish_first()
             room += first_size
+        if size >= _WORTH_A_THREAD and not self._gives_way:
+            self._gives_way = True
+            self._thread.submit(_give_way)
         self._waiting.append((self._thread.submit(self._history.write_round, record), size))
 
     def _finish_first(self) -> None:
@@ -93,7 +97,9 @@ class BackgroundWriter:
 def _give_way() -> None:
     """Let this thread, and those that it starts, have the processors when nobody computes.
 
-    All processors compute a round: if encoding takes one of them, the others wait for it.
+    All processors compute a large round: if encoding takes one of them, the others wait for it. A
+    small round is encoded with Python's lock, and whoever computes would wait for a thread that has
+    the lock and no processor.
     """
     if sys.platform == "linux":  # elsewhere it would be the whole process
         thread = threading.get_native_id()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedrec.distributed.sharding import Sharding
     from fedrec.history.base import HistoryStore
     from fedrec.history.manifest import Manifest
+    from fedrec.history.rounds import RoundIndex
     from fedrec.types import CohortUpdates, RoundRecord
 
 __all__ = ["HistoryView"]
@@ -72,6 +73,7 @@ class HistoryView:
         self._remain = frozenset(self.remaining)
         self._sharding, self._ranks = sharding, ranks
         self._is_part = False  # of one shard, without the other processes
+        self._last: RoundIndex | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -116,6 +118,13 @@ class HistoryView:
         """Return the value of every process that shares the recovery, in order, in all of them."""
         return [value] if self._ranks is None else self._ranks.gather(value)
 
+    def _index(self, t: int) -> RoundIndex:
+        """Return what is known of a round, which several methods ask for in a row."""
+        last = self._last  # the thread that reads ahead asks for another round
+        if last is None or last.round != t:
+            self._last = last = self._history.index(t)
+        return last
+
     def cohort(self, t: int) -> tuple[str, ...]:
         """Return the remaining clients whose updates were aggregated in a round, in row order.
 
@@ -123,7 +132,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return tuple(c for c in self._history.index(t).present if c in self._remain)
+        return tuple(c for c in self._index(t).present if c in self._remain)
 
     def kept(self, t: int) -> tuple[str, ...]:
         """Return the clients of `cohort(t)` whose updates can be read.
@@ -132,7 +141,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return tuple(c for c in self._history.index(t).kept if c in self._remain)
+        return tuple(c for c in self._index(t).kept if c in self._remain)
 
     def present(self, t: int) -> tuple[str, ...]:
         """Return all clients whose updates were aggregated in a round, excluded ones too.
@@ -141,7 +150,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return self._history.index(t).present
+        return self._index(t).present
 
     def excluded(self, t: int) -> tuple[str, ...]:
         """Return the clients whose updates were aggregated in a round and who do not remain.
@@ -150,7 +159,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        return tuple(c for c in self._history.index(t).present if c not in self._remain)
+        return tuple(c for c in self._index(t).present if c not in self._remain)
 
     def bounds(self, t: int) -> dict[str, float]:
         """Return a number for each client of `kept(t)` that no magnitude in its update exceeds.
@@ -159,7 +168,7 @@ class HistoryView:
             RoundNotFoundError: If the round is not stored.
             HistoryCorruptedError: If the bytes are not those that were written.
         """
-        bounds = self._history.index(t).bounds
+        bounds = self._index(t).bounds
         return {c: bound for c, bound in bounds.items() if c in self._remain}
 
     def read(self, t: int, client_ids: Sequence[str] | None = None) -> RoundRecord:
@@ -182,7 +191,7 @@ class HistoryView:
 
         from fedrec.distributed.updates import ShardedUpdates
 
-        sharding, index = self._sharding, self._history.index(t)
+        sharding, index = self._sharding, self._index(t)
         kept = frozenset(index.kept)
         missing = [c for c in asked if c not in kept]
         # What is not there is refused in all processes.
@@ -209,7 +218,7 @@ class HistoryView:
         """
         kept = sent = 0
         for t in rounds:
-            index = self._history.index(t)
+            index = self._index(t)
             kept += len(self._remain.intersection(index.kept))
             sent += len(self._remain.intersection(index.present))
         return kept, sent
@@ -230,7 +239,7 @@ class HistoryView:
                 f"{list(self.forgotten[:5])}. HINT: forget clients after the recovery."
             )
         for t in rounds:
-            lost = sorted(set(self._history.index(t).lost) - self._remain)
+            lost = sorted(set(self._index(t).lost) - self._remain)
             if lost:
                 raise ConfigurationError(
                     f"{method} needs what the excluded clients sent, but the history kept nothing "

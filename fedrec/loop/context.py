@@ -22,6 +22,7 @@ from fedrec.loop.round import Engine
 from fedrec.loop.server import server_client, server_loss, trained
 from fedrec.metrics import CostLedger
 from fedrec.metrics.estimate_errors import EstimateErrors
+from fedrec.recoverers.aggregated import AggregatedUpdates
 from fedrec.recoverers.context import RecoveryContext
 from fedrec.types import ClientCost, CohortUpdates, RoundContext, RoundRecord
 
@@ -204,14 +205,15 @@ class MeteredContext(RecoveryContext):
         start = self.global_weights if global_weights is None else global_weights
         if not sent.client_ids:
             return start
-        num_samples = self._num_samples(sent.client_ids)
+        is_done = isinstance(sent, AggregatedUpdates)
+        num_samples = None if is_done else self._num_samples(sent.client_ids)
         new, _ = self.engine.server_step(self.asking, sent, start, num_samples=num_samples)
         self.meter.stepped = new
         return new
 
     def column_rule(self, client_ids: Sequence[str]) -> ColumnRule | None:
         """Return what the server step does with every column of these clients' updates."""
-        return self.engine.column_rule(self._num_samples(client_ids)) if client_ids else None
+        return self.engine.column_rule(client_ids, self._num_samples) if client_ids else None
 
     def coefficients(self, client_ids: Sequence[str]) -> Tensor | None:
         """Return the factors of the clients' rows in the aggregation rule, or `None`."""

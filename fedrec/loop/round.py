@@ -86,6 +86,7 @@ class Engine:
     buffers: AveragedBuffers = field(init=False)
     _server: Client | None = field(init=False, default=None)
     _crafted: tuple[int, CohortUpdates] | None = field(init=False, default=None)
+    _column_rule: tuple[tuple[str, ...], ColumnRule | None] | None = field(init=False, default=None)
     # Rows that nobody has looked at, in the order in which they came, each with a function that
     # raises an error if they are not finite.
     _unread: tuple[tuple[Tensor, Callable[[], None]], ...] = field(init=False, default=())
@@ -400,11 +401,16 @@ class Engine:
         checked = dataclasses.replace(aggregation_ctx, checked=sent.updates)
         return rule(sent.updates, weights, checked)
 
-    def column_rule(self, num_samples: Tensor) -> ColumnRule | None:
+    def column_rule(
+        self, client_ids: Sequence[str], num_samples: Callable[[Sequence[str]], Tensor]
+    ) -> ColumnRule | None:
         """Return what `server_step` does with every column of updates.
 
+        It is made once for the same clients in round after round.
+
         Args:
-            num_samples: Sizes of the clients, shape $(m,)$.
+            client_ids: The clients, at least one.
+            num_samples: Returns the sizes of clients, shape $(m,)$.
 
         Returns:
             `None` if the rule does something that a `ColumnRule` cannot say.
@@ -412,6 +418,12 @@ class Engine:
         Raises:
             AggregationError: If the rule cannot work with so many clients.
         """
+        ids = tuple(client_ids)
+        if self._column_rule is None or self._column_rule[0] != ids:
+            self._column_rule = ids, self._make_column_rule(num_samples(ids))
+        return self._column_rule[1]
+
+    def _make_column_rule(self, num_samples: Tensor) -> ColumnRule | None:
         rule, m = self.aggregator, len(num_samples)
         if rule.has_memory:
             return None

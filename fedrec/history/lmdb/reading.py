@@ -195,13 +195,12 @@ class Snapshot:
         if not (0 <= t < 2**32 and cursor.set_key(key(t, ROUND))):
             raise not_stored(self.recording.history, t, self.rounds())
         record = bytes(cursor.value())
-        # An entry is asked for several times in a row: for the index, and to read the vectors.
-        last = self.recording.last_entry
-        if last is None or last[0] != record or last[1]["round"] != t:
+        known = self.recording.known_entry(t, record)
+        if known is None:
             payload = self.recording.unpack(memoryview(record), t, ROUND)
             entry = read_entry(payload, self.recording, t, self.environment.num_bytes())
-            last = self.recording.last_entry = record, entry, digest(record)
-        return last[1:]
+            known = self.recording.keep_entry(t, record, entry)
+        return known
 
     def index(self, t: int) -> RoundIndex:
         """Return what is known of round `t` without reading its vectors.

@@ -75,6 +75,8 @@ class _Header(NamedTuple):
     store_id: bytes
 
 
+# Of records whose entries are kept; with its entry, one takes five times as much memory.
+_ENTRY_BYTES = 4 << 20
 _WRONG_CHECKSUM = "its checksum is wrong"
 
 
@@ -110,8 +112,8 @@ class StoredManifest:
         self.forgotten: dict[str, str] = {}
         #: Clients that are being forgotten: updates of theirs may be left.
         self.pending: tuple[str, ...] = ()
-        #: The entry that was read last, between the record it came from and the hash of that.
-        self.last_entry: tuple[bytes, dict[str, Any], str] | None = None
+        self._entries: dict[int, tuple[bytes, dict[str, Any], str]] = {}
+        self._entry_bytes = 0
         self.manifest = Manifest.from_json(text)
         self.codec = CODECS[manifest.codec]
         self.retention = Retention.of(manifest.keep)
@@ -193,6 +195,28 @@ class StoredManifest:
             f"forgetting {', '.join(self.pending)} was interrupted. HINT: finish it with "
             f"`fedrec history forget {self.history}{words}`"
         )
+
+    def known_entry(self, t: int, record: bytes) -> tuple[dict[str, Any], str] | None:
+        """Return what was read from this very record of round `t`, if it is still there.
+
+        An entry is asked for several times: what is in a round, and where its vectors lie.
+        """
+        known = self._entries.get(t)
+        return None if known is None or known[0] != record else known[1:]
+
+    def keep_entry(
+        self, t: int, record: bytes, entry: dict[str, Any]
+    ) -> tuple[dict[str, Any], str]:
+        """Keep an entry, in place of all others if these take too much memory.
+
+        Returns:
+            The entry, and the hash of its record.
+        """
+        if self._entry_bytes > _ENTRY_BYTES:
+            self._entries, self._entry_bytes = {}, 0
+        self._entry_bytes += len(record)
+        self._entries[t] = known = record, entry, digest(record)
+        return known[1:]
 
     def pack(
         self,

@@ -142,7 +142,7 @@ class AnchoredLBFGS(Estimator):
             self._recorded[at] = record.updates
         self._round[rows] = record.round
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
-        self._models = {t: self._models[t] for t in self._round.unique().tolist() if t >= 0}
+        self._models = {t: self._models[t] for t in _distinct(self._round.tolist())}
         self._without_history = None
         if self._pairs is not None:
             # Also where a client is asked alone: its other pairs stay, since the anchor is new.
@@ -311,9 +311,10 @@ class AnchoredLBFGS(Estimator):
 
     def _known_rounds(self, rows: Tensor) -> tuple[list[int], Tensor]:
         """Return the rounds of anchors, and which of them is whose, any for a client without."""
-        rounds = self._round[rows]
-        known = rounds[rounds >= 0].unique()
-        return known.tolist(), torch.searchsorted(known, rounds)
+        rounds = self._round[rows].tolist()
+        known = _distinct(rounds)
+        place = {t: i for i, t in enumerate(known)}
+        return known, torch.tensor([place.get(t, 0) for t in rounds], dtype=torch.int64)
 
     def _rows_of(self, record: RoundRecord) -> Tensor:
         return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
@@ -392,3 +393,8 @@ class AnchoredLBFGS(Estimator):
 
 
 _TENSORS = ("products", "round", "anchors", "exact", "recorded")
+
+
+def _distinct(rounds: list[int]) -> list[int]:
+    """Return each of these rounds once, in order, without those that stand for none."""
+    return sorted(t for t in set(rounds) if t >= 0)

@@ -62,6 +62,24 @@ class Sources(NamedTuple):
         return torch.from_numpy(found)
 
 
+class _Systems(NamedTuple):
+    """What the coefficients of some clients, k of them, are made of.
+
+    Attributes:
+        sigma: Shape (k,).
+        inverse: Transposed, shape (k, 2s, 2s).
+        used: Which pairs are used, update differences first, shape (k, 2s).
+        usable: Who has a pair, shape (k,).
+        slot: Which model differences of the pool are theirs, shape (k, s).
+    """
+
+    sigma: Tensor
+    inverse: Tensor
+    used: Tensor
+    usable: Tensor
+    slot: Tensor
+
+
 class ClientPairs:
     r"""The last $s$ usable pairs $(\Delta w_t, \Delta g_t^i)$ of each client.
 
@@ -101,6 +119,8 @@ class ClientPairs:
         self.negative = negative
         self.skipped = 0
         self._solved: tuple[Tensor, Tensor, Tensor] | None = None
+        # Of the clients that were asked for last, and that they are.
+        self._chosen: tuple[tuple[Tensor, Tensor, Tensor], Tensor, _Systems] | None = None
         self._estimates: Tensor | None = None
         # Vectors of the next round, if it goes as expected, whose they are, and clients; products
         # with the clients' pairs, and with the pool.
@@ -296,6 +316,16 @@ class ClientPairs:
         self._solved = sigma, stored, used
         return self._solved
 
+    def _systems(self, rows: Tensor) -> _Systems:
+        """Return what these clients' coefficients are made of; once, while nothing is pushed."""
+        solved, chosen = self._solve(), self._chosen
+        if chosen is None or chosen[0] is not solved or not torch.equal(chosen[1], rows):
+            sigma, inverse, used = (of_all[rows] for of_all in solved)
+            usable, slot = used.any(dim=1), self.slot[rows]
+            systems = _Systems(sigma, inverse.mT, used.repeat(1, 2), usable, slot)
+            self._chosen = chosen = solved, rows, systems
+        return chosen[2]
+
     def estimate(self, updates: Tensor, v: Tensor, rows: Tensor) -> Estimates:
         r"""Return $\bar g^i + \tilde H^i v$ for these clients.
 
@@ -420,7 +450,7 @@ class ClientPairs:
             "which": which.numpy(),
             "sigma": sigma.float().numpy(),
             "pool": self.pool.numpy(),
-            "slots": self.slot[rows].numpy(),
+            "slots": self._systems(rows).slot.numpy(),
             "of_pool": p[:, s:].contiguous().numpy(),
             "delta_g": self.delta_g.numpy(),
             "clients": rows.numpy(),
@@ -450,17 +480,16 @@ class ClientPairs:
             $\sigma$, shape $(k,)$; $p$, update differences first, shape $(k, q, 2s)$; and who has
             a pair, shape $(k,)$.
         """
-        sigma, inverse, used = self._solve()
+        of_rows = self._systems(rows)
         asked = vectors, which, rows
         if self._ahead is not None and all(map(torch.equal, asked, self._ahead[0])):
             gv, with_models = self._ahead[1]
         else:
             gv, with_models = self._products(*asked), self._with_models(vectors, rows)
-        used = used[rows]
-        sv = with_models[which[:, :, None], self.slot[rows][:, None]]
+        sv = with_models[which[:, :, None], of_rows.slot[:, None]]
         # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
-        right = torch.where(used.repeat(1, 2)[:, None], torch.cat([gv, sv], dim=2), 0.0)
-        return sigma[rows], right @ inverse[rows].mT, used.any(dim=1)
+        right = torch.where(of_rows.used[:, None], torch.cat([gv, sv], dim=2), 0.0)
+        return of_rows.sigma, right @ of_rows.inverse, of_rows.usable
 
     def _products(self, vectors: Tensor, which: Tensor, rows: Tensor) -> Tensor:
         """Return the products of these clients' update differences with vectors, (k, q, s)."""

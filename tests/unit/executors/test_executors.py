@@ -188,6 +188,7 @@ def relative(fast, slow) -> float:
 )
 @pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 3, 7, 20)])
 def test_fast_paths_equal_the_sequential_one(optimizer, kwargs, path, sizes) -> None:
+    torch.manual_seed(0)  # Adam divides by gradients, of which some weights make nearly nothing
     module = Net(optimizer)
     plan, fast, slow = both(module, clients(module, sizes, **kwargs))
     assert plan["path"] == path

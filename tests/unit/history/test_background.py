@@ -121,7 +121,8 @@ def test_the_writer_lets_one_round_wait_and_no_more() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness")
-def test_the_writer_gives_way_to_who_computes() -> None:
+@pytest.mark.parametrize(("size", "lower"), [(SIZE, 10), (SIZE // 4, 0)])
+def test_the_writer_of_large_rounds_gives_way_to_who_computes(size: int, lower: int) -> None:
     class Priorities(Watched):
         def write_round(self, record: RoundRecord) -> None:
             with ThreadPoolExecutor(1) as pool:  # as for encoding
@@ -131,12 +132,12 @@ def test_the_writer_gives_way_to_who_computes() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = niceness()
-    history = Priorities()
+    history = Priorities(size=size)
     writer = BackgroundWriter(history)
-    writer.write(record(0))
+    writer.write(record(0, size))
     writer.close()
-    lower = min(19, before + 10)
-    assert history.found == (lower, lower)
+    expected = min(19, before + lower)
+    assert history.found == (expected, expected)
     assert niceness() == before
 
 
