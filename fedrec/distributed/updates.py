@@ -284,7 +284,7 @@ class ShardedUpdates(CohortUpdates):
         """Return the same with other updates, of each of `shards()`."""
         if len(rows) == 1:
             return self._with(part=rows[0])
-        return self._with(part=torch.cat([self.part[:0], *rows]))
+        return self._with(part=torch.cat(list(rows)) if rows else self.part[:0])
 
     def with_besides(self, **changes: Any) -> ShardedUpdates:
         """Return the same updates with something else known besides them."""

@@ -115,16 +115,16 @@ class MeteredContext(RecoveryContext):
     on_updates: Callable[[RoundContext, CohortUpdates], None]
 
     def history(
-        self, t: int, client_ids: Sequence[str] | None = None, *, updates: bool = True
+        self, t: int, client_ids: Sequence[str] | None = None, *, vectors: bool = True
     ) -> RoundRecord:
         """Read a round of the recording; the current round has been read ahead."""
-        if not updates:
-            record = self.recorded.read(t, ()).to(self.device)
+        if not vectors:
             ids = self.recorded.cohort(t) if client_ids is None else tuple(client_ids)
-            empty = record.global_weights.new_empty(len(ids), 0)
-            sizes = self._num_samples(ids)
-            sent = CohortUpdates(client_ids=ids, updates=empty, num_samples=sizes)
-            return dataclasses.replace(record, sent=self.recorded.sharded(sent))
+            none = self.global_weights.new_empty(0)
+            rows, sizes = none.expand(len(ids), 0), self._num_samples(ids)
+            sent = CohortUpdates(client_ids=ids, updates=rows, num_samples=sizes)
+            sent = self.recorded.sharded(sent)
+            return RoundRecord(round=t, global_weights=none, sent=sent, aggregate=none)
         if t == self.round and (client_ids is None or set(client_ids) <= set(self.client_ids)):
             record = self.reader.read(t)
             if client_ids is None:

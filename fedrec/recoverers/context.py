@@ -38,7 +38,7 @@ class RecoveryContext(RoundContext, ABC):
 
     @abstractmethod
     def history(
-        self, t: int, client_ids: Sequence[str] | None = None, *, updates: bool = True
+        self, t: int, client_ids: Sequence[str] | None = None, *, vectors: bool = True
     ) -> RoundRecord:
         """Read a round of the recording.
 
@@ -46,9 +46,9 @@ class RecoveryContext(RoundContext, ABC):
             t: The round.
             client_ids: The clients whose updates to read; by default all clients that take part in
                 the recovery and whose updates of that round the history kept.
-            updates: Whether to read updates. If not, the record is of `client_ids`, by default of
-                all clients that took part then and take part in the recovery, and the updates have
-                no entries, shape $(k, 0)$.
+            vectors: Whether to read weights and updates. If not, they have no entries, shape $(0,)$
+                and $(k, 0)$, and the record is of `client_ids`, by default of all clients that took
+                part then and take part in the recovery.
 
         Returns:
             The record. Its tensors must not be changed: another call may return the same tensors.

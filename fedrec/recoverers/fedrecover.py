@@ -64,10 +64,10 @@ class FedRecover(ReplayRecoverer):
     - `abnormality`: one client, if an entry of its estimate exceeds $\tau$ in magnitude,
     - `final`: in the last $T_f$ rounds, to end on exact updates,
     - `fallback`: one client, if it has no estimate (in L-BFGS, no usable pair), its estimate is
-      not finite, or the history did not keep its update of the round.
+      not finite, or the estimator reads the history, which did not keep its update of the round.
 
-    If the history keeps some updates only (`keep`), the estimator learns from these rounds only,
-    and $\tau$ is computed from them.
+    If the history keeps some updates only (`keep`), an estimator that reads it learns from these
+    rounds only, and $\tau$ is computed from them.
 
     Args:
         warmup_rounds: $T_w$, at least 1, and with L-BFGS more than the pairs per client $s$
@@ -275,7 +275,7 @@ class FedRecover(ReplayRecoverer):
             return None if reason is None else ctx.exact(ctx.client_ids, reason)
         if reason == "final" and not self._needs_stand_ins:  # the history is not needed any more
             return ctx.exact(ctx.client_ids, reason)
-        record = ctx.history(t, updates=self._reads_history)
+        record = ctx.history(t, vectors=self._reads_history)
         if reason is not None:
             return self._exact(ctx.client_ids, reason, record, global_weights, ctx)
         return self._estimated(record, global_weights, ctx)

@@ -124,14 +124,14 @@ class TestFedRecoverAnchored(RecovererContract):
         return FedRecover(warmup_rounds=4, correction_period=1, estimator="anchored")
 
 
-class TestFedRecoverSecant(RecovererContract):
+class TestFedRecoverAverage(RecovererContract):
     def make(self) -> Recoverer:
         return FedRecover(
-            warmup_rounds=4, correction_period=3, tolerance_rate=0.1, estimator="secant"
+            warmup_rounds=4, correction_period=3, tolerance_rate=0.1, estimator="average"
         )
 
     def make_exact(self) -> Recoverer:
-        return FedRecover(warmup_rounds=4, correction_period=1, estimator="secant")
+        return FedRecover(warmup_rounds=4, correction_period=1, estimator="average")
 
 
 class TestFedRecoverAnchoredByAConstantGain(RecovererContract):

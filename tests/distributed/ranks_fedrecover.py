@@ -74,10 +74,10 @@ class Faulty(LightningClient):
 
 
 RECOVERIES: dict[str, dict[str, Any]] = {
-    "anchored": {},
-    "anchored in one piece": {},
-    "secant": {"estimator": "secant"},
-    "secant in one piece": {"estimator": "secant", "tolerance_rate": 1e-3},
+    "anchored": {"estimator": "anchored"},
+    "anchored in one piece": {"estimator": "anchored"},
+    "average": {"estimator": "average"},
+    "average in one piece": {"estimator": "average", "tolerance_rate": 1e-3},
     "paired": {"estimator": "paired"},
     "paper": {"estimator": "paper"},
     "history": {"estimator": "history"},
@@ -91,7 +91,7 @@ RECOVERIES: dict[str, dict[str, Any]] = {
     "historical": {"on_missing": "historical"},
 }
 # Of the recording in one piece, in which everybody takes part in every round.
-IN_ONE_PIECE = ("anchored in one piece", "secant in one piece", "abnormal", "estimate", "own")
+IN_ONE_PIECE = ("anchored in one piece", "average in one piece", "abnormal", "estimate", "own")
 
 
 def federation() -> Federation:

@@ -32,7 +32,7 @@ pytest.importorskip("mkdocs", reason="the site needs `pip install 'fedrec[docs]'
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 RESULTS = [
-    *("results", "reproduction", "anchored", "robustness", "detection", "theorem"),
+    *("results", "reproduction", "estimates", "robustness", "detection", "theorem"),
     *("history_measured", "performance"),
 ]
 BROWSER = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), None)

@@ -147,7 +147,7 @@ def test_links_of_the_description_lead_to_the_files_of_its_release() -> None:
     assert len(links) == len(re.findall(r"\]\(", before)) > 30
     assert [link for link in links if not link.startswith("https://")] == []
     start = "https://example.org/fedrec"
-    assert f"]({start}/blob/v1.2.3/docs/anchored.md#by-seed)" in text
+    assert f"]({start}/blob/v1.2.3/docs/estimates.md#by-seed)" in text
     assert f"]({start}/raw/v1.2.3/docs/assets/quickstart.svg)" in text
     own = re.sub(rf"{start}/\w+/v1\.2\.3/", "", text)
     assert own == before

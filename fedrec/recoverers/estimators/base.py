@@ -71,8 +71,8 @@ class Estimator(Component, ABC):
     #: Whether it takes updates for gradients; a warning says where they are not.
     assumes_gradients: bool = False
 
-    #: Whether it needs what clients sent in the recording; where it does not, nothing of that is
-    #: read, and the updates of a `record` have no entries, shape $(k, 0)$.
+    #: Whether it needs recorded weights or updates; where it does not, they are not read, and those
+    #: of a `record` have no entries, shapes $(0,)$ and $(k, 0)$.
     reads_history: bool = True
 
     #: Names of `diagnostics` that count something: those of several shards are added up. Of other

@@ -89,8 +89,10 @@ class CohortEstimator:
             for shard, part in _by_shard(record).items()
         ]
         largest = [torch.where(one.usable, one.largest.cpu(), float("nan")) for one in found]
+        # A process need not have any of these clients.
+        rows = [one.updates for one in found] or [global_weights.new_empty(0, len(global_weights))]
         sent = record.sent
-        return sent.with_rows([one.updates for one in found]), sent.gathered(largest)
+        return sent.with_rows(rows), sent.gathered(largest)
 
     def aggregate(
         self, record: RoundRecord, global_weights: Tensor, rule: ColumnRule

@@ -63,8 +63,9 @@ class MovingAverage(Estimator):
     less, in proportion, so that no client decides about others.
 
     Nothing of the recording is needed but its initial weights and who took part: this also recovers
-    from histories that were made to mislead, and of clients that take several local steps. Between
-    two corrections the estimates are the same, so an estimated round costs next to nothing.
+    from histories that were made to mislead. Between two corrections the estimates are the same,
+    so an estimated round costs next to nothing. But nothing tells how gradients change in between:
+    with a learning rate near the largest that works, and in few rounds, take `AnchoredLBFGS`.
 
     Args:
         gain: $K$ in (0, 1], or `"spacing"` for $2 / (n + 1)$ if the client was asked $n$ rounds
@@ -113,7 +114,7 @@ class MovingAverage(Estimator):
 
     def _forget_derived(self) -> None:
         self._largest: Tensor | None = None
-        self._aggregated: tuple[list[Any], Tensor] | None = None
+        self._aggregated: tuple[tuple[str, ...], ColumnRule, Tensor] | None = None
 
     def start(self, history: HistoryView, rounds: range) -> None:
         """Forget all that was observed."""
@@ -209,15 +210,14 @@ class MovingAverage(Estimator):
         updates, largest, usable = self.estimate(record, global_weights)
         if not bool(usable.all()):
             return None
-        factors = None if rule.factors is None else rule.factors.tolist()
-        of = [record.client_ids, factors, rule.num_trim]
-        if self._aggregated is None or self._aggregated[0] != of:
+        known = self._aggregated
+        if known is None or known[0] != record.client_ids or known[1] is not rule:
             if rule.factors is None:
                 aggregate = trimmed_mean(updates, rule.num_trim)
             else:
                 aggregate = weighted_sum(updates, rule.factors.to(updates))
-            self._aggregated = of, aggregate
-        return AggregatedEstimates(self._aggregated[1], largest, usable)
+            self._aggregated = known = record.client_ids, rule, aggregate
+        return AggregatedEstimates(known[2], largest, usable)
 
     def _rows_of(self, record: RoundRecord) -> Tensor:
         return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)

@@ -88,7 +88,7 @@ def recovered(
     )
 
 
-@pytest.mark.parametrize("estimator", ["anchored", "secant", "paired", "history"])
+@pytest.mark.parametrize("estimator", ["anchored", "average", "paired", "history"])
 @pytest.mark.parametrize("aggregator", [FedAvg(), TrimmedMean(trim=1)])
 @pytest.mark.parametrize("attack", [None, TrimAttack(), Mimic()])
 def test_no_bit_and_no_cost_changes(aggregator, attack, estimator) -> None:

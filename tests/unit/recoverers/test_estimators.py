@@ -22,6 +22,7 @@ from fedrec.recoverers import (
     Estimator,
     FedRecover,
     HistoricalUpdate,
+    MovingAverage,
     PairedLBFGS,
     PaperLBFGS,
     Recoverer,
@@ -31,6 +32,7 @@ from fedrec.testing.problems import quadratic_federation
 NAMES = [
     ("paired", PairedLBFGS()),
     ("paper", PaperLBFGS()),
+    ("average", MovingAverage()),
     ("anchored", AnchoredLBFGS()),
     ("history", HistoricalUpdate()),
     ("none", None),

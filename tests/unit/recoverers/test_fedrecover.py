@@ -40,7 +40,7 @@ class Context(SimpleNamespace):
         ]
         self.t, self.weights, self.refuses = 0, torch.zeros(4), ()
 
-    def history(self, t, client_ids=None, updates=True):
+    def history(self, t, client_ids=None, vectors=True):
         self.reads.append(t)
         record = self.records[t]
         return record if client_ids in (None, IDS) else record.select(client_ids)
