@@ -45,7 +45,7 @@ from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.types import RunResult
 
 CPU = torch.device("cpu")
-ESTIMATORS = ("anchored", "paired")
+ESTIMATORS = ("anchored", "average", "paired")
 
 
 def loop_on(accelerator: str) -> FederatedLoop:

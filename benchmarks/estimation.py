@@ -3,7 +3,7 @@
     python benchmarks/estimation.py --csv benchmarks/results/estimation.csv
 
 The estimated round is what `FedRecover` does in one with the paper's estimates: those of all
-clients from s pairs each, and the abnormality test. `anchored` is the same for the default
+clients from s pairs each, and the abnormality test. `anchored` is the same for the anchored
 estimator; and what it learns, and does with its anchors and pairs, when all clients were asked. The
 floor is the time that its bytes take at the fastest rate of the same run (reading, copying and
 adding large tensors): the update differences, the historical updates and the estimates. The

@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--server-lr", type=float, default=0.05)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=["fedavg", "trimmed-mean"])
     parser.add_argument("--history", nargs="+", default=["memory", "lmdb"])
-    parser.add_argument("--estimators", nargs="+", default=["anchored", "paired"])
+    parser.add_argument("--estimators", nargs="+", default=["anchored", "average", "paired"])
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--cpu-seconds", action="store_true", help="of the process, not wall time")
     parser.add_argument("--repeats", type=int, default=1)

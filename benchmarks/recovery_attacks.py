@@ -41,7 +41,7 @@ METHODS: dict[str, Recoverer] = {"TrainFromScratch": TrainFromScratch()} | {
     f"FedRecover{name}{filtered}": FedRecover(
         **SETTINGS, estimator=estimator, update_filter=UpdateFilter() if filtered else None
     )
-    for estimator, name in (("anchored", ""), ("paired", ", paired"))
+    for estimator, name in (("anchored", ""), ("average", ", average"), ("paired", ", paired"))
     for filtered in ("", ", filtered")
 }
 RULES = {"TrimmedMean": TRIMMED, "FedAvg": node("FedAvg")}
@@ -175,7 +175,7 @@ def main() -> None:
     rows = read_rows(arguments.csv)
     if arguments.table:
         for rule, figure in product(RULES, ("ter", "asr")):
-            for estimator in ("", ", paired"):
+            for estimator in ("", ", average", ", paired"):
                 print(f"\n{rule}, {figure.upper()}, FedRecover{estimator}\n")
                 print(table(rows, rule, figure, estimator))
         return
