@@ -115,7 +115,7 @@ class CohortEstimator:
         def compute() -> Tensor:
             return estimator.estimate(record, global_weights).updates
 
-        largest = torch.where(found.usable, found.largest, float("nan"))
+        largest = torch.where(found.usable, found.largest.cpu(), float("nan"))
         return AggregatedUpdates(found.aggregate, compute, record.sent), largest
 
     def state_dict(self) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class Reads(TorchFunctionMode):
         by_mask = func in _INDEXING and any(t.dtype == torch.bool for t in tensors[1:])
         if there and (func in _READS or fetched or by_mask):
             self._note()
+        if func is Tensor.cpu or fetched:
+            found = found.detach()  # the processor's own, and not the same object
         if func is Tensor.copy_:
             there = vars(args[0]).get("is_there", False)
         if DEVICE in named or (there and func not in _READS and not fetched):
@@ -158,6 +160,17 @@ def test_the_loop_reads_a_device_once_a_round(rule, attack, by_attack, by_estima
         schedule = FedRecover(warmup_rounds=3, correction_period=5, final_rounds=1)
         _loop(rounds).recover(_federation(), history, schedule, exclude=["client-0"])
         assert rounds.of[5] == {"loop": 1, "recoverers": by_estimator}
+        rounds = OfRounds(reads)
+        schedule = FedRecover(
+            warmup_rounds=3,
+            correction_period=5,
+            final_rounds=1,
+            tolerance_rate=None,
+            estimator="average",
+        )
+        _loop(rounds).recover(_federation(), history, schedule, exclude=["client-0"])
+        # The largest entries alone, also if the estimates are aggregated once.
+        assert rounds.of[5] == {"loop": 1, "recoverers": 1}
 
 
 class Faulty(LightningClient):
