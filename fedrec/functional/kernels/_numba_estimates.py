@@ -150,12 +150,6 @@ def _combine(  # type: ignore[no-untyped-def]
                 read = updates[i, start:stop]
             x = vectors[which[i], start:stop]
             a, highest = sigma[i], np.int32(0)
-            if anchored and num_pairs == 0:
-                anchor = anchors[client, start:stop]
-                for j in range(stop - start):
-                    value = anchor[j] + weight * read[j] + a * x[j]
-                    row[j] = value
-                    highest = max(highest, _bits(value) & _MAGNITUDE)
             for n in range(0, num_pairs, _PAIRS):
                 # Without a second pair, the first is taken twice, the second time with nothing.
                 m = min(n + 1, num_pairs - 1)

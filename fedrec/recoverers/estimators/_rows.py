@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-__all__ = ["picking"]
+from fedrec.types import RoundRecord
+
+__all__ = ["picking", "rows_of"]
+
+
+def rows_of(record: RoundRecord, rows: Mapping[str, int]) -> Tensor:
+    """Return the rows of the clients of a round, in order, shape (k,)."""
+    return torch.tensor([rows[c] for c in record.client_ids], dtype=torch.int64)
 
 
 def picking(rows: Tensor, device: torch.device) -> slice | Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedrec._checks import check_fraction, check_int
 from fedrec.aggregators.base import ColumnRule
-from fedrec.recoverers.estimators._rows import picking
+from fedrec.recoverers.estimators._rows import picking, rows_of
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
 from fedrec.recoverers.threshold import largest_magnitudes
@@ -127,7 +127,7 @@ class AnchoredLBFGS(Estimator):
         """
         if not len(self._anchors):
             self._allocate(global_weights)
-        rows = self._rows_of(record)
+        rows = rows_of(record, self._rows)
         ages = record.round - self._round[rows]
         gains = torch.ones(len(rows))
         if reason == "correction":
@@ -264,7 +264,7 @@ class AnchoredLBFGS(Estimator):
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate from the anchors; a client that was never asked has no estimate."""
-        rows = self._rows_of(record)
+        rows = rows_of(record, self._rows)
         usable = self._round[rows] >= 0
         if not bool(usable.any()):
             return Estimates(record.updates, largest_magnitudes(record.updates), usable)
@@ -293,7 +293,7 @@ class AnchoredLBFGS(Estimator):
         self, record: RoundRecord, global_weights: Tensor, rule: ColumnRule
     ) -> AggregatedEstimates | None:
         """Estimate and aggregate in one pass, where that is compiled."""
-        rows = self._rows_of(record)
+        rows = rows_of(record, self._rows)
         usable = self._round[rows] >= 0
         if not bool(usable.all()) or not self._compiles(len(rows)):
             return None
@@ -315,9 +315,6 @@ class AnchoredLBFGS(Estimator):
         known = _distinct(rounds)
         place = {t: i for i, t in enumerate(known)}
         return known, torch.tensor([place.get(t, 0) for t in rounds], dtype=torch.int64)
-
-    def _rows_of(self, record: RoundRecord) -> Tensor:
-        return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
 
     def _sources(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
@@ -346,12 +343,11 @@ class AnchoredLBFGS(Estimator):
         rounds, size = self._round[rows], len(rows)
         if weights.device.type == "cpu":
             size = max(BLOCK_BYTES // (weights.numel() * weights.element_size()), 1)
-        for t in rounds.unique().tolist():
-            if t >= 0:
-                now, then = self._models[t]
-                x, y = weights - now, record.global_weights - then
-                for group in (rounds == t).nonzero().flatten().split(size):
-                    yield x, y, group
+        for t in _distinct(rounds.tolist()):
+            now, then = self._models[t]
+            x, y = weights - now, record.global_weights - then
+            for group in (rounds == t).nonzero().flatten().split(size):
+                yield x, y, group
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return the bytes of anchors, pairs and estimates."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedrec._checks import check_bool, check_int
 from fedrec.aggregators.base import ColumnRule
 from fedrec.exceptions import ConfigurationError
+from fedrec.recoverers.estimators._rows import rows_of
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.estimators.pairs import ClientPairs, Sources
 from fedrec.recoverers.estimators.paper_pairs import PaperPairs
@@ -54,7 +55,7 @@ class _LBFGS(Estimator):
     ) -> None:
         """Add a pair to each of these clients."""
         self._pairs_of(global_weights).push(
-            self._rows_of(record),
+            rows_of(record, self._rows),
             global_weights - record.global_weights,
             exact,
             record.updates,
@@ -65,21 +66,20 @@ class _LBFGS(Estimator):
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Estimate with the pairs of each client; who has none gets the historical update."""
         v = global_weights - record.global_weights
-        return self._pairs_of(global_weights).estimate(record.updates, v, self._rows_of(record))
+        return self._pairs_of(global_weights).estimate(
+            record.updates, v, rows_of(record, self._rows)
+        )
 
     def aggregate(
         self, record: RoundRecord, global_weights: Tensor, rule: ColumnRule
     ) -> AggregatedEstimates | None:
         """Estimate and aggregate in one pass, where that is compiled."""
-        pairs, rows = self._pairs_of(global_weights), self._rows_of(record)
+        pairs, rows = self._pairs_of(global_weights), rows_of(record, self._rows)
         if not isinstance(pairs, ClientPairs) or not pairs.compiles(len(rows)):
             return None
         none = torch.zeros(1, len(global_weights))
         sources = Sources(global_weights, record.global_weights, none, none, 1.0, 1.0)
         return pairs.aggregated(record, sources, torch.zeros_like(rows), rows, rule)
-
-    def _rows_of(self, record: RoundRecord) -> Tensor:
-        return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
 
     def _pairs_of(self, weights: Tensor) -> ClientPairs | PaperPairs:
         """Return the pairs, on the device of the weights."""

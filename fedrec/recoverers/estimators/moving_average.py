@@ -13,7 +13,7 @@ from fedrec.aggregators.base import ColumnRule
 from fedrec.functional.aggregation.means import weighted_mean, weighted_sum
 from fedrec.functional.aggregation.order_statistics import trimmed_mean
 from fedrec.functional.kernels._columns import wide_dtype
-from fedrec.recoverers.estimators._rows import picking
+from fedrec.recoverers.estimators._rows import picking, rows_of
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
@@ -121,6 +121,11 @@ class MovingAverage(Estimator):
         self._rows = {c: i for i, c in enumerate(history.remaining)}
         self._begin()
 
+    def _allocate(self, weights: Tensor) -> None:
+        """Make room on the device of the weights, unless there is."""
+        if not len(self._averages):
+            self._averages = weights.new_zeros(len(self._rows), weights.numel())
+
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
     ) -> Errors | None:
@@ -129,10 +134,8 @@ class MovingAverage(Estimator):
         Returns:
             If all were asked, how far they were off, of those that were asked before.
         """
-        if not len(self._averages):
-            size = len(self._rows), global_weights.numel()
-            self._averages = global_weights.new_zeros(size)
-        rows = self._rows_of(record)
+        self._allocate(global_weights)
+        rows = rows_of(record, self._rows)
         at, known = picking(rows, exact.device), self._round[rows] >= 0
         found = None
         if reason in ("warmup", "correction") and bool(known.any()):
@@ -194,10 +197,9 @@ class MovingAverage(Estimator):
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Return the averages; a client that was never asked has no estimate."""
-        rows = self._rows_of(record)
+        rows = rows_of(record, self._rows)
         usable = self._round[rows] >= 0
-        if not len(self._averages):
-            self._averages = global_weights.new_zeros(len(self._rows), global_weights.numel())
+        self._allocate(global_weights)
         if self._largest is None:
             self._largest = largest_magnitudes(self._averages)
         at = picking(rows, global_weights.device)
@@ -218,9 +220,6 @@ class MovingAverage(Estimator):
                 aggregate = weighted_sum(updates, rule.factors.to(updates))
             self._aggregated = known = record.client_ids, rule, aggregate
         return AggregatedEstimates(known[2], largest, usable)
-
-    def _rows_of(self, record: RoundRecord) -> Tensor:
-        return torch.tensor([self._rows[c] for c in record.client_ids], dtype=torch.int64)
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
         """Return the bytes of averages, and of their errors while they are moved."""
