@@ -57,13 +57,50 @@ class Client:
         return self.anchor + self.beta * (gb - self.gb) + gamma * bfgs_product(self.pairs, v)
 
     def observe(self, t, w, wb, gb, g, anchor) -> None:
-        self.round, self.w, self.wb, self.gb, self.g, self.anchor = t, w, wb, gb, g, anchor
+        self.round, self.w, self.wb, self.gb, self.anchor = t, w, wb, gb, anchor
         if (w - wb) @ (w - wb) > 0 and (g - gb) @ (w - wb) > 0:
             self.pairs = [*self.pairs, (w - wb, g - gb)][-PAIRS:]
 
 
-def by_hand(federation, history, tau, gain, history_weight, curvature_weight="pooled"):
-    """Recover; returns the weights, the calls as (client, round), and the last weights."""
+class Common:
+    """The gain of what clients have in common."""
+
+    def __init__(self, given) -> None:
+        self.given, self.length, self.error = given, np.inf, None
+        self.gain = 0.0 if given == "adaptive" else given
+        self.successive: list[tuple[float, float]] = []
+
+    def mean(self, sent, errors, least: float) -> np.ndarray:
+        """Learn from exact updates, and from how far estimates were off; return the mean error."""
+        sizes = {c: np.linalg.norm(sent[c]) for c in errors}
+        counts = {
+            c: min(1.0, self.length / max(sizes[c], np.linalg.norm(error)))
+            for c, error in errors.items()
+        }
+        mean = sum(counts[c] * error for c, error in errors.items()) / sum(counts.values())
+        # Half of the clients, or one less, are longer; torch takes the lower of two.
+        self.length = sorted(sizes.values())[(len(sizes) - 1) // 2]
+        if self.given == "adaptive" and least < 1:
+            if self.error is not None:
+                pair = mean @ self.error, self.error @ self.error
+                self.successive = [*self.successive, pair][-3:]
+                along, size = map(sum, zip(*self.successive, strict=True))
+                self.gain = self.gain * (1 + along / size / 2)
+            self.gain, self.error = np.clip(self.gain, least, 1), mean
+        return mean
+
+
+def by_hand(
+    federation,
+    history,
+    tau,
+    gain,
+    history_weight,
+    curvature_weight="pooled",
+    common_gain="adaptive",
+):
+    """Recover; returns the weights, the calls as (client, round), and what was learnt."""
+    common = Common(common_gain)
     clients = {
         c.client_id: Client(c)
         for c in federation.clients
@@ -93,7 +130,7 @@ def by_hand(federation, history, tau, gain, history_weight, curvature_weight="po
                 kept = clients[c]
                 errors[c] = sent[c] - kept.estimate(w, wb, gbs[c], gamma)
                 of_now, of_then = (bfgs_product(kept.pairs, v) for v in (w - kept.w, wb - kept.wb))
-                changes[c] = sent[c] - kept.g, gbs[c] - kept.gb, of_now, of_then
+                changes[c] = sent[c] - kept.anchor, gbs[c] - kept.gb, of_now, of_then
             if known:
                 found = {
                     c: np.array([now @ hx + then @ hy, hx @ hx + hy @ hy, 0, 0])
@@ -111,10 +148,14 @@ def by_hand(federation, history, tau, gain, history_weight, curvature_weight="po
                     for client in clients.values():
                         client.beta = np.clip(own / size, 0, 1)
             anchors = dict(sent)
-            if t >= WARMUP and gain != 1:
-                for c in known:
-                    k = 2 / (t - clients[c].round + 1) if gain == "spacing" else gain
-                    anchors[c] = sent[c] - (1 - k) * errors[c]
+            own = {c: 2 / (t - clients[c].round + 1) if gain == "spacing" else gain for c in known}
+            moved = [c for c in known if t >= WARMUP and own[c] < 1]
+            if moved:
+                least = min(own[c] for c in moved)
+                mean = common.mean(sent, {c: errors[c] for c in moved}, least)
+                for c in moved:
+                    more = max(common.gain - own[c], 0)
+                    anchors[c] = sent[c] - (1 - own[c]) * errors[c] + more * mean
             for c in ids:
                 clients[c].observe(t, w, wb, gbs[c], sent[c], anchors[c])
         elif not everyone:
@@ -129,7 +170,8 @@ def by_hand(federation, history, tau, gain, history_weight, curvature_weight="po
         total_size = sum(clients[c].size for c in ids)
         w = w - LR * sum(clients[c].size / total_size * sent[c] for c in ids)
     beta = next(iter(clients.values())).beta
-    return w, asked, {"history_weight": beta, "curvature_weight": gamma}
+    learnt = {"history_weight": beta, "curvature_weight": gamma, "common_gain": common.gain}
+    return w, asked, learnt
 
 
 CASES = [
@@ -138,6 +180,7 @@ CASES = [
     {"gain": "spacing", "history_weight": "pooled"},
     {"gain": 0.5, "history_weight": 0.0, "curvature_weight": 0.8},
     {"gain": 1.0, "history_weight": 0.4},
+    {"gain": 0.2, "history_weight": "pooled", "common_gain": 0.6},
 ]
 
 

@@ -25,7 +25,7 @@ _Int64 = npt.NDArray[np.int64]
 
 
 def _move(  # type: ignore[no-untyped-def]
-    exact, updates, anchors, last, recorded, clients, vectors, which, sigma, pool, slots, of_pool,
+    exact, updates, anchors, recorded, clients, vectors, which, sigma, pool, slots, of_pool,
     delta_g, own, beta, gamma, gains, parts, first, last_block,
 ):  # fmt: skip
     d, num_pairs = vectors.shape[1], own.shape[2]
@@ -36,13 +36,13 @@ def _move(  # type: ignore[no-untyped-def]
         stop = min(start + _WIDTH, d)
         for i in range(len(clients)):
             client = clients[i]
-            e, e0 = exact[i, start:stop], last[client, start:stop]
+            e, a = exact[i, start:stop], anchors[client, start:stop]
             u, u0 = updates[i, start:stop], recorded[client, start:stop]
             x, y = vectors[which[i, 0], start:stop], vectors[which[i, 1], start:stop]
-            a, scale = anchors[client, start:stop], sigma[i]
+            scale = sigma[i]
             # Loops that write to one vector each, or they are not vectorized.
             for j in range(stop - start):
-                now[j] = e[j] - e0[j]
+                now[j] = e[j] - a[j]
             for j in range(stop - start):
                 then[j] = u[j] - u0[j]
             for j in range(stop - start):
@@ -78,12 +78,10 @@ def _move(  # type: ignore[no-untyped-def]
             if rest > 0:
                 for j in range(stop - start):
                     found = now[j] - beta * then[j] - gamma * (of_now[j] - beta * of_then[j])
-                    a[j] = e[j] - rest * (found + (e0[j] - a[j]))
+                    a[j] = e[j] - rest * found
             else:
                 for j in range(stop - start):
                     a[j] = e[j]
-            for j in range(stop - start):
-                e0[j] = e[j]
             for j in range(stop - start):
                 u0[j] = u[j]
 
@@ -97,7 +95,7 @@ def compiled() -> dict[str, Callable[..., None]]:
     """Compile everything, or load it from numba's cache; return it by name."""
     signatures: dict[Any, str] = {
         _move: (
-            f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, {_MATRIX}, {_MATRIX}, {_INTEGERS}, {_MATRIX}, "
+            f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, {_MATRIX}, {_INTEGERS}, {_MATRIX}, "
             f"{_INDICES}, {_VECTOR}, {_MATRIX}, {_INDICES}, {_TENSOR}, {_TENSOR}, {_TENSOR}, "
             f"float32, float32, {_VECTOR}, float64[:, :, ::1], int64, int64)"
         ),
@@ -109,7 +107,6 @@ def move(
     exact: _Float32,
     updates: _Float32,
     anchors: _Float32,
-    last: _Float32,
     recorded: _Float32,
     clients: _Int64,
     vectors: _Float32,
@@ -125,16 +122,15 @@ def move(
     gains: _Float32,
     num_threads: int,
 ) -> _Float64:
-    """Move anchors to this round, and multiply the changes since the last one with each other.
+    """Move anchors to this round, and multiply what has changed since the last one.
 
     All arrays are C-contiguous.
 
     Args:
         exact: What clients sent, shape (k, d).
         updates: What they had sent in the recording, shape (k, d).
-        anchors: Of all clients, shape (c, d); written, as are the next two.
-        last: What clients sent when they were asked last, shape (c, d).
-        recorded: What they had sent then in the recording, shape (c, d).
+        anchors: Of all clients, shape (c, d); written, as is the next one.
+        recorded: What they had sent in the recording when they were asked last, shape (c, d).
         clients: Which client each row is, shape (k,).
         vectors: Changes of models that clients share, shape (g, d).
         which: Those of each row, of the recovered and of the recorded model, shape (k, 2).
@@ -150,12 +146,13 @@ def move(
         num_threads: Threads to share the columns; the result does not depend on it.
 
     Returns:
-        Products of the change now, that in the recording, and those that H says, shape (k, 4, 4).
+        Products of how far anchors were off, what changed in the recording, and what H says of the
+        changes now and then, shape (k, 4, 4).
     """
     kernel = compiled()["_move"]
     blocks = -(-vectors.shape[1] // _WIDTH)
     parts = np.empty((blocks, len(clients), 10), np.float64)
-    arrays = (exact, updates, anchors, last, recorded, clients, vectors, which, sigma, pool)
+    arrays = (exact, updates, anchors, recorded, clients, vectors, which, sigma, pool)
     more = (slots, of_pool, delta_g, own, beta, gamma, gains, parts)
     share(lambda part: kernel(*arrays, *more, *part), blocks, num_threads)
     products: _Float64 = parts.sum(axis=0)[:, _PLACES]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedrec._checks import check_fraction, check_int
 from fedrec.aggregators.base import ColumnRule
+from fedrec.functional.aggregation.means import weighted_sum
+from fedrec.recoverers.estimators._common_gain import CommonGain, Errors
 from fedrec.recoverers.estimators._rows import picking, rows_of
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.estimators.pairs import BLOCK_BYTES, ClientPairs, Sources
@@ -25,6 +27,19 @@ __all__ = ["AnchoredLBFGS"]
 WINDOW = 3
 
 
+class Observed(NamedTuple):
+    """What exact updates of some clients say.
+
+    Attributes:
+        products: For each client of how far its anchor was off, how its update had changed in the
+            recording, and what H says of both changes; shape $(k, 4, 4)$, NaN without an anchor.
+        errors: How far estimates were off, of those that are not replaced by exact updates.
+    """
+
+    products: Tensor
+    errors: Errors | None
+
+
 class AnchoredLBFGS(Estimator):
     r"""Estimates from the exact update that a client sent last, and not from the recorded one.
 
@@ -38,14 +53,18 @@ class AnchoredLBFGS(Estimator):
     estimator bridges what has changed since the client was asked, so it also recovers if the
     recorded model is far away.
 
-    The anchor $a$ is the prediction of round 0, moved by a fraction $K$ (`gain`) towards the exact
-    update: the noise of mini-batches averages out over periodic corrections. With $K = 1$ the
-    anchor is the exact update. With $K = \beta = \gamma = 1$ the estimate is that of
-    `PairedLBFGS`, if $\tilde H$ fulfils the secant equation of the client's newest pair.
+    The anchor $a$ is what was estimated for round 0, moved by a fraction $K$ (`gain`) of the error
+    towards the exact update, and by a fraction $K_c$ (`common_gain`), if that is larger, of the
+    mean error over all clients: as in `MovingAverage`, which is this without history and curvature.
+    Errors that are longer than updates count for less in the mean.
+
+    With $K = 1$ the anchor is the exact update. With $K = \beta = \gamma = 1$ the estimate is that
+    of `PairedLBFGS`, if $\tilde H$ fulfils the secant equation of the client's newest pair.
 
     Weights that are `"pooled"` are regressed over all clients in the last three rounds in which
-    all clients were asked: first the changes of updates on the changes that $\tilde H$ predicts
-    ($\gamma$), then the rest of the exact changes on the rest of the recorded changes ($\beta$).
+    all clients were asked: how far the exact update is from the anchor, on the change that
+    $\tilde H$ predicts ($\gamma$, together with recorded changes, for which it has to hold, too);
+    then the rest of it on the rest of the recorded change ($\beta$).
 
     Args:
         gain: $K$ in (0, 1], or `"spacing"` for $2 / (n + 1)$ if the client was asked $n$ rounds
@@ -56,6 +75,7 @@ class AnchoredLBFGS(Estimator):
         curvature_weight: $\gamma$ in [0, 1], how much of the products with $\tilde H$ is added; or
             `"pooled"`.
         buffer_size: $s$, pairs per client, at least 1.
+        common_gain: $K_c$ in (0, 1], or `"adaptive"`.
 
     Raises:
         ConfigurationError: If an argument is out of range.
@@ -78,11 +98,13 @@ class AnchoredLBFGS(Estimator):
         history_weight: float | str = "pooled",
         curvature_weight: float | str = "pooled",
         buffer_size: int = 2,
+        common_gain: float | str = "adaptive",
     ) -> None:
         self.gain = check_fraction("gain", gain, ("spacing",), positive=True)
         self.history_weight = check_fraction("history_weight", history_weight, ("pooled",))
         self.curvature_weight = check_fraction("curvature_weight", curvature_weight, ("pooled",))
         self.buffer_size = check_int("buffer_size", buffer_size, minimum=1)
+        self.common_gain = check_fraction("common_gain", common_gain, ("adaptive",), positive=True)
         self._rows: dict[str, int] = {}
         self._begin()
 
@@ -90,19 +112,22 @@ class AnchoredLBFGS(Estimator):
         """Forget what was observed."""
         given = (self.history_weight, self.curvature_weight)
         self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
-        # Of the last rounds: change with prediction, prediction with itself; rest of the change
+        # Of the last rounds: changes with predictions, these with themselves; rest of the change
         # now with the rest of the recorded change, that with itself.
         self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
-        self._anchors = self._exact = self._recorded = torch.empty(0)
+        self._anchors = self._recorded = torch.empty(0)
+        self._common = CommonGain(self.common_gain)
+        # Rows that are going to move by the mean error, too, and their own gains.
+        self._moving = torch.empty(0, dtype=torch.int64), torch.empty(0)
         self._without_history: Tensor | None = None
         self._pairs: ClientPairs | None = None
 
     def _allocate(self, weights: Tensor) -> None:
         """Make room on the device of the weights."""
         c, d = len(self._rows), weights.numel()
-        self._anchors, self._exact, self._recorded = (weights.new_zeros(c, d) for _ in range(3))
+        self._anchors, self._recorded = weights.new_zeros(c, d), weights.new_zeros(c, d)
         if self.curvature_weight != 0:
             self._pairs = ClientPairs(c, self.buffer_size, d, weights.device)
 
@@ -118,12 +143,11 @@ class AnchoredLBFGS(Estimator):
 
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
-    ) -> Tensor | None:
+    ) -> Observed | None:
         """Move the anchors of these clients to this round.
 
         Returns:
-            If all were asked, for each client products of its changes now and then and of those by
-            H, shape $(k, 4, 4)$; NaN where it has not changed yet.
+            If all were asked, what that says about weights and the common gain.
         """
         if not len(self._anchors):
             self._allocate(global_weights)
@@ -133,13 +157,12 @@ class AnchoredLBFGS(Estimator):
         if reason == "correction":
             gains = 2 / (ages + 1) if isinstance(self.gain, str) else gains * self.gain
         gains[self._round[rows] < 0] = 1
-        products = None
+        found = None
         if reason in ("warmup", "correction"):
-            products = self._changed(record, exact, global_weights, rows, gains)
+            found = self._changed(record, exact, global_weights, rows, gains)
         else:
             at = picking(rows, exact.device)
-            self._anchors[at] = self._exact[at] = exact
-            self._recorded[at] = record.updates
+            self._anchors[at], self._recorded[at] = exact, record.updates
         self._round[rows] = record.round
         self._models[record.round] = global_weights.clone(), record.global_weights.clone()
         self._models = {t: self._models[t] for t in _distinct(self._round.tolist())}
@@ -154,24 +177,45 @@ class AnchoredLBFGS(Estimator):
                 record.round,
                 alone=False,
             )
-        return products
+        return found
 
     def _changed(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
-    ) -> Tensor:
-        """Move the anchors by `gains`; return products of the changes since the last ones."""
+    ) -> Observed:
+        """Move the anchors by `gains`; return what the errors say."""
         known = self._round[rows] >= 0
         move = self._move
         if bool(known.any()) and self._compiles(len(rows)):
             move = self._compiled_move
         products = move(record, exact, weights, rows, gains)
         products[~known] = float("nan")
-        return products
+        self._moving = rows, gains
+        return Observed(products, self._errors(exact, rows, gains, products))
+
+    def _errors(
+        self, exact: Tensor, rows: Tensor, gains: Tensor, products: Tensor
+    ) -> Errors | None:
+        """Return how far clients were off whose anchors were moved by less than their error."""
+        moved = gains < 1
+        if not bool(moved.any()):
+            return None
+        beta, gamma = self._beta, self._gamma
+        error = products.new_tensor([1, -beta, -gamma, beta * gamma])
+        counts, length = self._common.counts(
+            exact, moved, (products @ error @ error).clamp(min=0).sqrt()
+        )
+        # An anchor is now (1 - K) errors away from the exact update.
+        factors = torch.where(moved, counts / counts.sum() / (1 - gains), 0).to(exact)
+        anchors = self._anchors[picking(rows, exact.device)]
+        mean = weighted_sum(exact, factors) - weighted_sum(anchors, factors)
+        if not bool(torch.isfinite(mean).all()):
+            return None
+        return Errors(mean, float(counts.sum()), length, float(gains[moved].min()))
 
     def _move(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
     ) -> Tensor:
-        """Move anchors; return products of changes now and then and of those by H, (k, 4, 4)."""
+        """Move anchors; return the products of `Observed`."""
         products = torch.zeros(len(rows), 4, 4, dtype=torch.float64)
         beta, gamma = self._beta, self._gamma
         error = exact.new_tensor([1, -beta, -gamma, beta * gamma])
@@ -182,24 +226,20 @@ class AnchoredLBFGS(Estimator):
             at, k = picking(clients, exact.device), len(group)
             if len(vectors) < k:
                 zeros, vectors = exact.new_zeros(k, len(x)), exact.new_zeros(k, 4, len(x))
-            block = vectors[:k]  # how the update changed now and then, and by how much H says so
-            torch.sub(exact[here], self._exact[at], out=block[:, 0])
+            block = vectors[:k]
+            torch.sub(exact[here], self._anchors[at], out=block[:, 0])
             torch.sub(record.updates[here], self._recorded[at], out=block[:, 1])
             if self._pairs is not None:
                 block[:, 2] = self._pairs.estimate(zeros[:k], x, clients).updates
                 block[:, 3] = self._pairs.estimate(zeros[:k], y, clients).updates
             products[group] = torch.stack([one @ one.mT for one in block]).cpu().double()
             if bool(moved[group].all()):
-                errors = error @ block
-                errors += self._exact[at]  # with what the last filter took off
-                errors -= self._anchors[at]
-                rest = (1 - gains[group]).to(errors)[:, None]
-                self._anchors[at] = exact[here] - errors.mul_(rest)
+                rest = (1 - gains[group]).to(exact)[:, None]
+                self._anchors[at] = exact[here] - (error @ block).mul_(rest)
         new = (~moved).nonzero().flatten()
         if len(new):
             self._anchors[picking(rows[new], exact.device)] = exact[picking(new, exact.device)]
-        at = picking(rows, exact.device)
-        self._exact[at], self._recorded[at] = exact, record.updates
+        self._recorded[picking(rows, exact.device)] = record.updates
         return products
 
     def _compiled_move(
@@ -222,7 +262,6 @@ class AnchoredLBFGS(Estimator):
             exact=exact.contiguous().numpy(),
             updates=record.updates.contiguous().numpy(),
             anchors=self._anchors.numpy(),
-            last=self._exact.numpy(),
             recorded=self._recorded.numpy(),
             clients=rows.numpy(),
             vectors=vectors.numpy(),
@@ -240,9 +279,17 @@ class AnchoredLBFGS(Estimator):
         )
         return torch.from_numpy(products)
 
-    def pool(self, statistics: Sequence[Tensor]) -> None:
-        """Regress the weights that are `"pooled"`, over this round and those before."""
-        of_all = torch.cat(list(statistics))
+    def pool(self, statistics: Sequence[Observed]) -> None:
+        """Regress weights over this round and those before; move anchors by the mean error."""
+        self._regress(torch.cat([one.products for one in statistics]))
+        errors = [one.errors for one in statistics if one.errors is not None]
+        if errors:
+            self._common.move(self._anchors, self._common.learn(errors), *self._moving)
+        self._moving = self._moving[0][:0], self._moving[1][:0]
+        self._without_history = None
+
+    def _regress(self, of_all: Tensor) -> None:
+        """Set the weights that are `"pooled"`."""
         # Without clients of which a product overflowed.
         found = of_all[torch.isfinite(of_all).all(dim=2).all(dim=1)].sum(dim=0)
         products = torch.zeros(4, dtype=torch.float64)
@@ -350,8 +397,8 @@ class AnchoredLBFGS(Estimator):
                 yield x, y, group
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
-        """Return the bytes of anchors, pairs and estimates."""
-        rows = num_clients * (self.buffer_size + 5) + self.buffer_size + 2
+        """Return the bytes of anchors, pairs, estimates, and the mean error."""
+        rows = num_clients * (self.buffer_size + 4) + self.buffer_size + 4
         return rows * num_parameters * torch.float32.itemsize
 
     def state_dict(self) -> dict[str, Any]:
@@ -362,6 +409,7 @@ class AnchoredLBFGS(Estimator):
             **{name: getattr(self, f"_{name}") for name in _TENSORS},
             "model_rounds": list(self._models),
             "models": [list(models) for models in self._models.values()],
+            "common": self._common.state_dict(),
             "pairs": None if self._pairs is None else self._pairs.state_dict(),
         }
 
@@ -376,19 +424,21 @@ class AnchoredLBFGS(Estimator):
             setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}").device))
         models = [(now, then) for now, then in state["models"]]
         self._models = dict(zip(state["model_rounds"], models, strict=True))
+        self._common.load_state_dict(state["common"])
         if self._pairs is not None:
             self._pairs.load_state_dict(state["pairs"])
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the last weights, and how many pairs were skipped."""
+        """Return the last weights and common gain, and how many pairs were skipped."""
         return {
             "history_weight": self._beta,
             "curvature_weight": self._gamma,
+            "common_gain": self._common.value,
             "skipped_pairs": 0.0 if self._pairs is None else float(self._pairs.skipped),
         }
 
 
-_TENSORS = ("products", "round", "anchors", "exact", "recorded")
+_TENSORS = ("products", "round", "anchors", "recorded")
 
 
 def _distinct(rounds: list[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from fedrec._checks import check_fraction
 from fedrec.aggregators.base import ColumnRule
 from fedrec.functional.aggregation.means import weighted_mean, weighted_sum
 from fedrec.functional.aggregation.order_statistics import trimmed_mean
-from fedrec.functional.kernels._columns import wide_dtype
+from fedrec.recoverers.estimators._common_gain import CommonGain, Errors
 from fedrec.recoverers.estimators._rows import picking, rows_of
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates, Estimator
 from fedrec.recoverers.threshold import largest_magnitudes
@@ -22,25 +22,6 @@ if TYPE_CHECKING:
     from fedrec.history.view import HistoryView
 
 __all__ = ["MovingAverage"]
-
-# Pairs of successive errors that decide together about the common gain.
-WINDOW = 3
-
-
-class Errors(NamedTuple):
-    """How far some clients' averages were from what they sent.
-
-    Attributes:
-        mean: The mean of exact update minus average, shape $(d,)$.
-        weight: How many clients these are, where one that sent a long update counts for less.
-        length: The median length of their exact updates.
-        gain: The smallest of their own gains.
-    """
-
-    mean: Tensor
-    weight: float
-    length: float
-    gain: float
 
 
 class MovingAverage(Estimator):
@@ -101,13 +82,7 @@ class MovingAverage(Estimator):
         """Forget what was observed."""
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._averages = torch.empty(0)
-        # Longer updates count for less.
-        self._length = float("inf")
-        # 0 until clients were asked again: then it is the smallest own gain.
-        self._common_gain = 0.0 if isinstance(self.common_gain, str) else self.common_gain
-        # The mean error of the last correction, and products of earlier ones with those before.
-        self._error: Tensor | None = None
-        self._successive = torch.zeros(WINDOW, 2, dtype=torch.float64)
+        self._common = CommonGain(self.common_gain)
         # Rows that are going to move by the mean error, too, and their own gains.
         self._moving = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
         self._forget_derived()
@@ -145,13 +120,11 @@ class MovingAverage(Estimator):
             gains[known] = own[known]
             errors = exact - self._averages[at]
             errors[picking((~known).nonzero().flatten(), exact.device)] = 0
-            lengths = torch.linalg.vector_norm(exact, dim=1).cpu().double()
-            counts = torch.where(lengths > self._length, self._length / lengths, 1.0)
-            counts[~known] = 0
+            counts, length = self._common.counts(exact, known)
             found = Errors(
                 mean=weighted_mean(errors, counts),
                 weight=float(counts.sum()),
-                length=float(lengths[known].median()),
+                length=length,
                 gain=float(gains[known].min()),
             )
             # Where the gain is 1, this is the exact update, bit by bit.
@@ -165,35 +138,10 @@ class MovingAverage(Estimator):
 
     def pool(self, statistics: Sequence[Errors]) -> None:
         """Learn the common gain from the errors of all clients, and move averages by their mean."""
-        total = sum(one.weight for one in statistics)
-        parts = [one.mean * (one.weight / total) for one in statistics]
-        error, least = torch.stack(parts).sum(dim=0), min(one.gain for one in statistics)
-        lengths = torch.tensor([one.length for one in statistics], dtype=torch.float64)
-        # Where half of them sent nothing, it says nothing.
-        self._length = float(lengths.median()) or float("inf")
-        if self.common_gain == "adaptive" and least < 1:
-            self._adapt(error, least)
-        else:
-            self._error = None
-        rows, gains = self._moving
-        for gain in gains.unique().tolist():
-            if gain < self._common_gain:
-                at = picking(rows[gains == gain], error.device)
-                self._averages[at] += error * (self._common_gain - gain)
+        error = self._common.learn(statistics)
+        self._common.move(self._averages, error, *self._moving)
         self._moving = self._moving[0][:0], self._moving[1][:0]
         self._forget_derived()
-
-    def _adapt(self, error: Tensor, least: float) -> None:
-        """Set the common gain by how errors go on."""
-        if self._error is not None:
-            pair = _product(error, self._error), _product(self._error, self._error)
-            newest = torch.tensor([pair], dtype=torch.float64)
-            self._successive = torch.cat([self._successive[1:], newest])
-            along, size = self._successive.sum(dim=0).tolist()
-            if size > 0:
-                self._common_gain *= 1 + along / size / 2
-        self._common_gain = min(max(self._common_gain, least), 1.0)
-        self._error = error
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Return the averages; a client that was never asked has no estimate."""
@@ -231,10 +179,7 @@ class MovingAverage(Estimator):
             "remaining": list(self._rows),
             "round": self._round,
             "averages": self._averages,
-            "length": self._length,
-            "common_gain": self._common_gain,
-            "error": self._error,
-            "successive": self._successive,
+            "common": self._common.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -242,16 +187,8 @@ class MovingAverage(Estimator):
         self._rows = {c: i for i, c in enumerate(state["remaining"])}
         self._begin()
         self._round, self._averages = state["round"].cpu(), state["averages"]
-        self._length, self._common_gain = state["length"], state["common_gain"]
-        self._error, self._successive = state["error"], state["successive"].cpu()
+        self._common.load_state_dict(state["common"])
 
     def diagnostics(self) -> dict[str, float]:
         """Return the gain of what clients have in common."""
-        return {"common_gain": self._common_gain}
-
-
-def _product(one: Tensor, other: Tensor) -> float:
-    """Return the product of two vectors; on a CPU by NumPy, whatever the threads."""
-    wide = wide_dtype(one.device)
-    products = one.to(wide) * other.to(wide)
-    return float(products.numpy().sum() if one.device.type == "cpu" else products.sum())
+        return {"common_gain": self._common.value}

@@ -191,7 +191,7 @@ def test_rounds_that_were_not_kept_move_no_anchor(keep: dict[str, int]) -> None:
 
 def test_it_tells_what_it_keeps() -> None:
     estimator = started()
-    rows = 2 * (2 + 5) + 2 + 2
+    rows = 2 * (2 + 4) + 2 + 4
     assert estimator.kept_bytes(2, 100) == rows * 100 * 4
 
 
@@ -238,8 +238,8 @@ def replayed(kernel: str, threads: int = 1, **arguments: Any) -> list[Tensor]:
     finally:
         torch.set_num_threads(before)
     state = estimator.state_dict()
-    found += [state["anchors"], state["exact"], state["recorded"], torch.tensor(state["weights"])]
-    return [*found, state["products"]]
+    found += [state["anchors"], state["recorded"], torch.tensor(state["weights"])]
+    return [*found, state["products"], torch.tensor(state["common"]["value"])]
 
 
 @pytest.mark.parametrize("gain", ["spacing", 0.3, 1.0])
