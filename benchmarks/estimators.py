@@ -83,15 +83,11 @@ RULES: dict[str, Recoverer] = {
     "paired": FedRecover(estimator="paired"),
     "anchored": anchored(),
     "average": FedRecover(estimator="average"),
+    "one gain": anchored(common_gain=0.01),  # never more than the client's own
     "K=0.5": anchored(gain=0.5),
-    "K=0.3": anchored(gain=0.3),
-    "K=1": anchored(gain=1.0),
     "beta=0": anchored(history_weight=0.0),
-    "beta=1": anchored(history_weight=1.0),
     "gamma=0": anchored(curvature_weight=0.0),
     "gamma=1": anchored(curvature_weight=1.0),
-    "gamma=0, K=0.3": anchored(curvature_weight=0.0, gain=0.3),
-    "gamma=0, K=0.5": anchored(curvature_weight=0.0, gain=0.5),
 }
 WEIGHTS = ("history_weight", "curvature_weight")
 COLUMNS = (
