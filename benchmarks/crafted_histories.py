@@ -93,7 +93,7 @@ class Questioned(Estimator):
             for estimator in self.estimators.values() if due != "final" else ():
                 statistics = estimator.observe(record, exact, global_weights, due)
                 if statistics is not None:
-                    estimator.pool(statistics)
+                    estimator.pool([statistics])
             return
         recorded, right = RULE(record.updates), RULE(exact)
         far = (record.global_weights - global_weights).norm()

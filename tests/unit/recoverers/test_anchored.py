@@ -139,6 +139,19 @@ def test_the_gain_by_spacing_is_one_in_successive_rounds() -> None:
         assert float(estimator.estimate(record(t + 1, same), NONE).updates[0, 0]) == anchor
 
 
+def test_whoever_was_estimated_far_off_hardly_moves_others() -> None:
+    estimator = started(gain=0.5, common_gain=1.0, history_weight=1.0, curvature_weight=0.0)
+    exact, same = torch.tensor([[1.0, 0], [1.0, 0]]), [[0.0, 0], [0, 0]]
+    learn(estimator, record(0, same), exact, NONE, "warmup")
+    learn(estimator, record(1, same), exact, NONE, "correction")
+    # a is estimated at 1001, since its recorded update is. An error of 1000 where updates have a
+    # length of 1 counts as 1 / 1000, so b, who was estimated well, moves by 1 / 1.001 at most.
+    far = [[1000.0, 0], [0, 0]]
+    learn(estimator, record(2, far), exact, NONE, "correction")
+    found = estimator.estimate(record(3, far), NONE).updates
+    torch.testing.assert_close(found[1], torch.tensor([1 - 0.5 / 1.001, 0]))
+
+
 def test_products_count_for_as_much_of_them_as_came_true() -> None:
     """The pairs say that the Hessian is 2; then updates change by 1 for a step of 2."""
     estimator = started(history_weight=0.0, buffer_size=1)
