@@ -58,16 +58,17 @@ def gap_clusters(
     if top < 2:
         return torch.zeros(len(values), dtype=torch.int64)
     draws = numpy_generator(seed, "gap-clusters").random((num_references, *values.shape))
-    counts = range(1, top + 1)
-    found = [_clustered(scaled, k, seed) for k in counts]
-    drawn = [[_clustered(x * extent / unit, k, seed)[1] for k in counts] for x in draws]
-    w = np.log(np.maximum(drawn, _TINY))
-    errors = np.sqrt(1 + 1 / num_references) * w.std(axis=0)
-    gap = w.mean(axis=0) - np.log([max(spread, _TINY) for _, spread in found])
-    enough = gap[:-1] >= gap[1:] - errors[1:]
-    number = int(np.argmax(enough)) if enough.any() else top - 1
+    inflation = np.sqrt(1 + 1 / num_references)
+    found, before = np.zeros(len(values), dtype=np.int64), -np.inf
+    for k in range(1, top + 1):
+        clusters, spread = _clustered(scaled, k, seed)
+        w = np.log([max(_clustered(x * extent / unit, k, seed)[1], _TINY) for x in draws])
+        gap = w.mean() - np.log(max(spread, _TINY))
+        if before >= gap - inflation * w.std():
+            break
+        found, before = clusters, gap
     labels = np.empty(len(values), dtype=np.int64)
-    labels[order] = np.unique(found[number][0], return_inverse=True)[1]
+    labels[order] = np.unique(found, return_inverse=True)[1]
     # Named in the order of the rows' coordinates, whatever names k-means gave.
     first = {label: place for place, label in reversed(list(enumerate(labels[order].tolist())))}
     names = {label: i for i, label in enumerate(sorted(first, key=first.__getitem__))}
