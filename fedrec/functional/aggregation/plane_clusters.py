@@ -58,11 +58,12 @@ def gap_clusters(
     if top < 2:
         return torch.zeros(len(values), dtype=torch.int64)
     draws = numpy_generator(seed, "gap-clusters").random((num_references, *values.shape))
+    draws = draws * extent / unit
     inflation = np.sqrt(1 + 1 / num_references)
     found, before = np.zeros(len(values), dtype=np.int64), -np.inf
     for k in range(1, top + 1):
         clusters, spread = _clustered(scaled, k, seed)
-        w = np.log([max(_clustered(x * extent / unit, k, seed)[1], _TINY) for x in draws])
+        w = np.log([max(_clustered(x, k, seed)[1], _TINY) for x in draws])
         gap = w.mean() - np.log(max(spread, _TINY))
         if before >= gap - inflation * w.std():
             break

@@ -38,6 +38,10 @@ class CommonGain:
 
     Args:
         given: The gain, or `"adaptive"`.
+
+    Attributes:
+        value: The gain now.
+        moved: Rows of clients that were asked last, and their own gains.
     """
 
     def __init__(self, given: float | str) -> None:
@@ -49,6 +53,11 @@ class CommonGain:
         # The mean error of the last correction, and products of earlier ones with those before.
         self._error: Tensor | None = None
         self._successive = torch.zeros(WINDOW, 2, dtype=torch.float64)
+        self._forget_moved()
+
+    def _forget_moved(self) -> None:
+        """Forget whose rows are going to move by the mean error, too, and their own gains."""
+        self.moved = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
 
     def counts(
         self, exact: Tensor, known: Tensor, errors: Tensor | None = None
@@ -66,8 +75,24 @@ class CommonGain:
         counts[~known] = 0
         return counts, float(lengths[known].median())
 
-    def learn(self, statistics: Sequence[Errors]) -> Tensor:
-        """Set the gain by the errors of all clients, in shards; return their mean."""
+    def follow(self, statistics: Sequence[Errors], matrix: Tensor) -> None:
+        """Learn from the errors of all clients, in shards; move rows by what they have in common.
+
+        Args:
+            statistics: Of each shard that has some.
+            matrix: Its rows `moved` have moved by their own gains already.
+        """
+        if statistics:
+            error = self._learn(statistics)
+            rows, gains = self.moved
+            for gain in gains.unique().tolist():
+                if gain < self.value:
+                    at = picking(rows[gains == gain], error.device)
+                    matrix[at] += error * (self.value - gain)
+        self._forget_moved()
+
+    def _learn(self, statistics: Sequence[Errors]) -> Tensor:
+        """Set the gain by the errors of all clients; return their mean."""
         total = sum(one.weight for one in statistics)
         parts = [one.mean * (one.weight / total) for one in statistics]
         error, least = torch.stack(parts).sum(dim=0), min(one.gain for one in statistics)
@@ -89,13 +114,6 @@ class CommonGain:
         self.value = min(max(self.value, least), 1.0)
         self._error = error
         return error
-
-    def move(self, matrix: Tensor, error: Tensor, rows: Tensor, gains: Tensor) -> None:
-        """Move rows by the mean error, by what the gain exceeds the client's own."""
-        for gain in gains.unique().tolist():
-            if gain < self.value:
-                at = picking(rows[gains == gain], error.device)
-                matrix[at] += error * (self.value - gain)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learnt."""

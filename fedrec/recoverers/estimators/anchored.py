@@ -119,8 +119,6 @@ class AnchoredLBFGS(Estimator):
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
         self._anchors = self._recorded = torch.empty(0)
         self._common = CommonGain(self.common_gain)
-        # Rows that are going to move by the mean error, too, and their own gains.
-        self._moving = torch.empty(0, dtype=torch.int64), torch.empty(0)
         self._without_history: Tensor | None = None
         self._pairs: ClientPairs | None = None
 
@@ -189,7 +187,7 @@ class AnchoredLBFGS(Estimator):
             move = self._compiled_move
         products = move(record, exact, weights, rows, gains)
         products[~known] = float("nan")
-        self._moving = rows, gains
+        self._common.moved = rows, gains
         return Observed(products, self._errors(exact, rows, gains, products))
 
     def _errors(
@@ -199,8 +197,7 @@ class AnchoredLBFGS(Estimator):
         moved = gains < 1
         if not bool(moved.any()):
             return None
-        beta, gamma = self._beta, self._gamma
-        error = products.new_tensor([1, -beta, -gamma, beta * gamma])
+        error = self._of_errors()
         counts, length = self._common.counts(
             exact, moved, (products @ error @ error).clamp(min=0).sqrt()
         )
@@ -212,13 +209,17 @@ class AnchoredLBFGS(Estimator):
             return None
         return Errors(mean, float(counts.sum()), length, float(gains[moved].min()))
 
+    def _of_errors(self) -> Tensor:
+        """Return how much of each of the vectors of `Observed.products` is in an error, (4,)."""
+        beta, gamma = self._beta, self._gamma
+        return torch.tensor([1, -beta, -gamma, beta * gamma], dtype=torch.float64)
+
     def _move(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
     ) -> Tensor:
         """Move anchors; return the products of `Observed`."""
         products = torch.zeros(len(rows), 4, 4, dtype=torch.float64)
-        beta, gamma = self._beta, self._gamma
-        error = exact.new_tensor([1, -beta, -gamma, beta * gamma])
+        error = self._of_errors().to(exact)
         zeros = vectors = exact.new_empty(0)
         moved = gains < 1
         for x, y, group in self._changes(record, weights, rows):
@@ -283,9 +284,7 @@ class AnchoredLBFGS(Estimator):
         """Regress weights over this round and those before; move anchors by the mean error."""
         self._regress(torch.cat([one.products for one in statistics]))
         errors = [one.errors for one in statistics if one.errors is not None]
-        if errors:
-            self._common.move(self._anchors, self._common.learn(errors), *self._moving)
-        self._moving = self._moving[0][:0], self._moving[1][:0]
+        self._common.follow(errors, self._anchors)
         self._without_history = None
 
     def _regress(self, of_all: Tensor) -> None:

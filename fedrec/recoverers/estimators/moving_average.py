@@ -83,8 +83,6 @@ class MovingAverage(Estimator):
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         self._averages = torch.empty(0)
         self._common = CommonGain(self.common_gain)
-        # Rows that are going to move by the mean error, too, and their own gains.
-        self._moving = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
         self._forget_derived()
 
     def _forget_derived(self) -> None:
@@ -129,7 +127,7 @@ class MovingAverage(Estimator):
             )
             # Where the gain is 1, this is the exact update, bit by bit.
             self._averages[at] = errors.mul_((gains - 1).to(errors)[:, None]).add_(exact)
-            self._moving = rows, gains
+            self._common.moved = rows, gains
         else:
             self._averages[at] = exact
         self._round[rows] = record.round
@@ -138,9 +136,7 @@ class MovingAverage(Estimator):
 
     def pool(self, statistics: Sequence[Errors]) -> None:
         """Learn the common gain from the errors of all clients, and move averages by their mean."""
-        error = self._common.learn(statistics)
-        self._common.move(self._averages, error, *self._moving)
-        self._moving = self._moving[0][:0], self._moving[1][:0]
+        self._common.follow(statistics, self._averages)
         self._forget_derived()
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
