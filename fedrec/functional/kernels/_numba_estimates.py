@@ -148,9 +148,15 @@ def _combine(  # type: ignore[no-untyped-def]
                 _decode(codes[i, start:stop], steps[i, start // _BLOCK :], read)
             else:
                 read = updates[i, start:stop]
-            x = vectors[which[i], start:stop]
-            a, highest = sigma[i], np.int32(0)
+            highest = np.int32(0)
+            if num_pairs == 0:
+                anchor = anchors[client, start:stop]
+                for j in range(stop - start):
+                    value = anchor[j] + weight * read[j]
+                    row[j] = value
+                    highest = max(highest, _bits(value) & _MAGNITUDE)
             for n in range(0, num_pairs, _PAIRS):
+                x, a = vectors[which[i], start:stop], sigma[i]
                 # Without a second pair, the first is taken twice, the second time with nothing.
                 m = min(n + 1, num_pairs - 1)
                 more = np.float32(m - n)
@@ -188,6 +194,8 @@ def _combine(  # type: ignore[no-untyped-def]
         else:
             pieces = -(-(stop - start) // FEWEST)
             middle_mean_blocks(memory, k, stop - start, network, kept, 0, pieces, total)
+        if num_pairs == 0:
+            continue
         # In the next round, pairs are multiplied with these vectors; now they are in the cache.
         size = stop - start
         _step(weights[start:stop], server_lr, total, new[:size])
@@ -256,7 +264,7 @@ def combine(
         of_pool: Their coefficients, shape (k, s).
         delta_g: Vectors of the clients' own, shape (c, s, d).
         clients: Which client each row is, shape (k,).
-        own: Their coefficients, shape (k, s).
+        own: Their coefficients, shape (k, s). Without pairs, s = 0, there have to be anchors.
         out: Shape (k, d), written.
         num_threads: Threads to share the columns; the result does not depend on it.
         anchors: Vectors a of all clients, shape (c, d), and a number b: it starts from

@@ -48,9 +48,11 @@ class Sources(NamedTuple):
     gamma: float
 
     def vectors(self) -> Tensor:
-        """Return all $v_g$, shape $(g, d)$, compiled by numba."""
+        r"""Return all $v_g$, shape $(g, d)$, compiled by numba; none if $\gamma = 0$."""
         from fedrec.functional.kernels import _numba_estimates
 
+        if self.gamma == 0:
+            return self.weights.new_empty(0, len(self.weights))
         found = _numba_estimates.vectors_of(
             self.weights.numpy(),
             self.recorded.numpy(),
@@ -369,7 +371,8 @@ class ClientPairs:
 
         Args:
             updates: As in `estimate`.
-            vectors: Vectors that clients share, shape $(g, d)$.
+            vectors: Vectors that clients share, shape $(g, d)$; none if no product is added to the
+                anchors.
             which: The one of each of these clients, shape $(k,)$.
             rows: As in `estimate`.
             anchors: As in `fedrec.functional.kernels._numba_estimates.combine`.
@@ -426,9 +429,10 @@ class ClientPairs:
                 gamma=sources.gamma,
             ),
         )
-        asked = torch.from_numpy(found.vectors), which[:, None], rows
-        products = torch.from_numpy(found.products)[:, None], torch.from_numpy(found.of_pool)
-        self._ahead = asked, products
+        if len(vectors):
+            asked = torch.from_numpy(found.vectors), which[:, None], rows
+            products = torch.from_numpy(found.products)[:, None], torch.from_numpy(found.of_pool)
+            self._ahead = asked, products
         aggregate, largest = torch.from_numpy(found.aggregate), torch.from_numpy(found.largest)
         return AggregatedEstimates(aggregate, largest, usable)
 
@@ -440,8 +444,12 @@ class ClientPairs:
         anchors: tuple[Tensor, float] | None,
     ) -> tuple[dict[str, Any], Tensor]:
         """Return what a compiled pass over these clients needs, and who has a pair."""
-        s = self.delta_g.shape[1]
-        sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
+        k, s = len(rows), self.delta_g.shape[1]
+        if len(vectors):
+            sigma, p, usable = self.coefficients(vectors, which[:, None], rows)
+        else:
+            s, sigma, p = 0, torch.empty(0), torch.empty(k, 1, 0)
+            usable = torch.ones(k, dtype=torch.bool)
         p, start = -p[:, 0].float(), None
         if anchors is not None:
             start = anchors[0].numpy(), anchors[1]
@@ -450,9 +458,9 @@ class ClientPairs:
             "which": which.numpy(),
             "sigma": sigma.float().numpy(),
             "pool": self.pool.numpy(),
-            "slots": self._systems(rows).slot.numpy(),
+            "slots": self.slot[rows, :s].numpy(),
             "of_pool": p[:, s:].contiguous().numpy(),
-            "delta_g": self.delta_g.numpy(),
+            "delta_g": self.delta_g[:, :s].numpy(),
             "clients": rows.numpy(),
             "own": p[:, :s].contiguous().numpy(),
             "anchors": start,

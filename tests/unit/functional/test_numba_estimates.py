@@ -12,6 +12,7 @@ from fedrec.functional.kernels._numba_pairs import dots, push
 
 SIZES = [(1, 1, 1, 5), (4, 3, 2, 9000), (5, 2, 3, 4096), (3, 4, 5, 4097), (9, 7, 1, 8194)]
 CASES = [(*size, anchored) for size in SIZES for anchored in (False, True)]
+WITHOUT_PAIRS = (4, 3, 0, 9000)
 
 
 def problem(c: int, b: int, s: int, d: int) -> tuple[np.ndarray, ...]:
@@ -26,7 +27,7 @@ def problem(c: int, b: int, s: int, d: int) -> tuple[np.ndarray, ...]:
     return updates, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own
 
 
-@pytest.mark.parametrize(("c", "b", "s", "d", "anchored"), CASES)
+@pytest.mark.parametrize(("c", "b", "s", "d", "anchored"), [*CASES, (*WITHOUT_PAIRS, True)])
 def test_against_float64(c: int, b: int, s: int, d: int, anchored: bool) -> None:
     arguments = problem(c, b, s, d)
     out = np.full((c, d), np.nan, np.float32)
@@ -36,7 +37,8 @@ def test_against_float64(c: int, b: int, s: int, d: int, anchored: bool) -> None
         a = np.random.default_rng(d).normal(size=(c + 2, d)).astype(np.float32)
         anchors, exact = (a, 0.25), a[clients] + 0.25 * exact
     largest = combine(*arguments, out, 1, anchors)
-    exact += sigma.astype(float)[:, None] * vectors[which]
+    if s:
+        exact += sigma.astype(float)[:, None] * vectors[which]
     exact += np.einsum("ks,ksd->kd", of_pool.astype(float), pool[slots])
     exact += np.einsum("ks,ksd->kd", own.astype(float), delta_g[clients])
     np.testing.assert_allclose(out, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
@@ -77,6 +79,23 @@ def test_rows_that_are_aggregated_and_what_the_next_round_needs(
     every, pool = np.arange(3), arguments[4]
     of_pool = dots(vectors, every, pool, np.tile(np.arange(b), (3, 1)), 1)
     assert np.array_equal(found.of_pool, of_pool)
+
+
+@pytest.mark.parametrize("trim", [None, 1])
+def test_rows_without_pairs_are_aggregated_and_nothing_is_looked_ahead(trim: int | None) -> None:
+    arguments, (c, _, _, d) = problem(*WITHOUT_PAIRS), WITHOUT_PAIRS
+    updates, clients, out = arguments[0], arguments[8], np.empty((c, d), np.float32)
+    a = np.random.default_rng(d).normal(size=(c + 2, d)).astype(np.float32)
+    largest = combine(*arguments, out, 1, (a, 0.25))
+    factors = np.full(c if trim is None else 0, 1 / c, np.float32)
+    nothing = np.empty((0, d), np.float32)
+    following = Following(a[0], 0.1, a[1], a[2], nothing, nothing, 0.3, 0.0)
+    found = reduce(updates, nothing, *arguments[2:], factors, trim or 0, following, 3, (a, 0.25))
+    assert np.array_equal(found.largest, largest)
+    rows = np.sort(a[clients] + 0.25 * updates.astype(float), axis=0)
+    exact = (rows if trim is None else rows[trim : c - trim]).mean(axis=0)
+    np.testing.assert_allclose(found.aggregate, exact, rtol=0, atol=1e-6 * np.abs(rows).max() * c)
+    assert found.vectors.size == found.products.size == found.of_pool.size == 0
 
 
 @pytest.mark.parametrize(("n", "k", "d"), [(1, 1, 3), (7, 5, 4096), (9, 9, 9000), (3, 8, 4097)])

@@ -215,7 +215,9 @@ def test_a_state_can_be_taken_over_before_anything_was_observed() -> None:
     assert other.estimate(first, NONE).usable.tolist() == [False, False]
 
 
-def replayed(kernel: str, threads: int = 1, **arguments: Any) -> list[Tensor]:
+def replayed(
+    kernel: str, threads: int = 1, reversed_from: int = 99, **arguments: Any
+) -> list[Tensor]:
     """Observe and estimate four clients of 9,000 parameters; return all that comes of it."""
     ids, size = "abcd", 9000
     generator = torch.Generator().manual_seed(0)
@@ -237,6 +239,8 @@ def replayed(kernel: str, threads: int = 1, **arguments: Any) -> list[Tensor]:
         with use_kernel(kernel):
             for t in range(14):
                 w, then = draw(size), 0.5 * draw(size)
+                if t == reversed_from:
+                    hessians = -hessians
                 updates, exact = (hessians * v + 0.1 * draw(4, size) for v in (then, w))
                 rows = [0, 2, 3] if t == 3 else [0, 1, 2, 3]
                 reason, asked = rounds.get(t, ("", ""))
@@ -263,3 +267,12 @@ def test_what_is_compiled_gives_the_same(gain: float | str) -> None:
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
     for one, other in zip(found, replayed("numba", threads=3, gain=gain), strict=True):
         assert torch.equal(one, other)
+
+
+def test_what_is_compiled_gives_the_same_where_curvature_misleads() -> None:
+    pytest.importorskip("numba")
+    expected, found = (replayed(kernel, reversed_from=3) for kernel in ("numpy", "numba"))
+    weights = found[-3]
+    assert weights[1] == 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
