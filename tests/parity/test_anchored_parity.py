@@ -56,8 +56,13 @@ class Client:
         v = (w - self.w) - self.beta * (wb - self.wb)
         return self.anchor + self.beta * (gb - self.gb) + gamma * bfgs_product(self.pairs, v)
 
-    def observe(self, t, w, wb, gb, g, anchor) -> None:
-        self.round, self.w, self.wb, self.gb, self.anchor = t, w, wb, gb, anchor
+    def observe(self, t, w, wb, gb, g, gain=1.0) -> None:
+        new = w, wb, gb, g
+        if gain < 1:
+            old = self.w, self.wb, self.gb, self.anchor
+            new = tuple((1 - gain) * x + gain * y for x, y in zip(old, new, strict=True))
+        self.w, self.wb, self.gb, self.anchor = new
+        self.round = t
         if (w - wb) @ (w - wb) > 0 and (g - gb) @ (w - wb) > 0:
             self.pairs = [*self.pairs, (w - wb, g - gb)][-PAIRS:]
 
@@ -147,17 +152,15 @@ def by_hand(
                     own, size = sum(p[2:] for one in products for p in one.values())
                     for client in clients.values():
                         client.beta = np.clip(own / size, 0, 1)
-            anchors = dict(sent)
             own = {c: 2 / (t - clients[c].round + 1) if gain == "spacing" else gain for c in known}
             moved = [c for c in known if t >= WARMUP and own[c] < 1]
+            for c in ids:
+                clients[c].observe(t, w, wb, gbs[c], sent[c], own[c] if c in moved else 1.0)
             if moved:
                 least = min(own[c] for c in moved)
                 mean = common.mean(sent, {c: errors[c] for c in moved}, least)
                 for c in moved:
-                    more = max(common.gain - own[c], 0)
-                    anchors[c] = sent[c] - (1 - own[c]) * errors[c] + more * mean
-            for c in ids:
-                clients[c].observe(t, w, wb, gbs[c], sent[c], anchors[c])
+                    clients[c].anchor = clients[c].anchor + max(common.gain - own[c], 0) * mean
         elif not everyone:
             for c in ids:
                 kept = clients[c]
@@ -166,7 +169,7 @@ def by_hand(
                 if kept.round is None or np.abs(sent[c]).max() > tau:
                     asked.append((c, t))
                     sent[c] = kept.gradient(w)
-                    kept.observe(t, w, wb, gbs[c], sent[c], sent[c])
+                    kept.observe(t, w, wb, gbs[c], sent[c])
         total_size = sum(clients[c].size for c in ids)
         w = w - LR * sum(clients[c].size / total_size * sent[c] for c in ids)
     beta = next(iter(clients.values())).beta

@@ -26,7 +26,7 @@ _Int64 = npt.NDArray[np.int64]
 
 def _move(  # type: ignore[no-untyped-def]
     exact, updates, anchors, recorded, clients, vectors, which, sigma, pool, slots, of_pool,
-    delta_g, own, beta, gamma, gains, parts, first, last_block,
+    delta_g, own, beta, gamma, gains, parts, errors, first, last_block,
 ):  # fmt: skip
     d, num_pairs = vectors.shape[1], own.shape[2]
     now, then = np.empty(_WIDTH, np.float32), np.empty(_WIDTH, np.float32)
@@ -74,16 +74,20 @@ def _move(  # type: ignore[no-untyped-def]
             products = parts[number, i]
             products[0], products[1], products[2], products[3], products[4] = p0, p1, p2, p3, p4
             products[5], products[6], products[7], products[8], products[9] = p5, p6, p7, p8, p9
+            error = errors[i, start:stop]
+            for j in range(stop - start):
+                error[j] = now[j] - beta * then[j] - gamma * (of_now[j] - beta * of_then[j])
             rest = np.float32(1) - gains[i]
             if rest > 0:
                 for j in range(stop - start):
-                    found = now[j] - beta * then[j] - gamma * (of_now[j] - beta * of_then[j])
-                    a[j] = e[j] - rest * found
+                    a[j] = e[j] - rest * now[j]
+                for j in range(stop - start):
+                    u0[j] = u[j] - rest * then[j]
             else:
                 for j in range(stop - start):
                     a[j] = e[j]
-            for j in range(stop - start):
-                u0[j] = u[j]
+                for j in range(stop - start):
+                    u0[j] = u[j]
 
 
 _MATRIX, _VECTOR, _INTEGERS = "float32[:, ::1]", "float32[::1]", "int64[::1]"
@@ -97,7 +101,7 @@ def compiled() -> dict[str, Callable[..., None]]:
         _move: (
             f"void({_MATRIX}, {_MATRIX}, {_MATRIX}, {_MATRIX}, {_INTEGERS}, {_MATRIX}, "
             f"{_INDICES}, {_VECTOR}, {_MATRIX}, {_INDICES}, {_TENSOR}, {_TENSOR}, {_TENSOR}, "
-            f"float32, float32, {_VECTOR}, float64[:, :, ::1], int64, int64)"
+            f"float32, float32, {_VECTOR}, float64[:, :, ::1], {_MATRIX}, int64, int64)"
         ),
     }
     return compile_all(signatures, FAST)
@@ -120,17 +124,18 @@ def move(
     beta: float,
     gamma: float,
     gains: _Float32,
+    errors: _Float32,
     num_threads: int,
 ) -> _Float64:
-    """Move anchors to this round, and multiply what has changed since the last one.
+    """Multiply how far averages are off, and move them.
 
     All arrays are C-contiguous.
 
     Args:
         exact: What clients sent, shape (k, d).
         updates: What they had sent in the recording, shape (k, d).
-        anchors: Of all clients, shape (c, d); written, as is the next one.
-        recorded: What they had sent in the recording when they were asked last, shape (c, d).
+        anchors: Averages of what clients sent, of all of them, shape (c, d); written.
+        recorded: Averages of what they had sent in the recording, shape (c, d); written.
         clients: Which client each row is, shape (k,).
         vectors: Changes of models that clients share, shape (g, d).
         which: Those of each row, of the recovered and of the recorded model, shape (k, 2).
@@ -142,18 +147,19 @@ def move(
         own: What of them is in the two products, shape (k, 2, s).
         beta: The weight of history.
         gamma: The weight of products.
-        gains: How far each anchor is moved from its prediction to the exact update, shape (k,).
+        gains: How far the averages of each client move, shape (k,).
+        errors: How far estimates are off, shape (k, d); written.
         num_threads: Threads to share the columns; the result does not depend on it.
 
     Returns:
-        Products of how far anchors were off, what changed in the recording, and what H says of the
-        changes now and then, shape (k, 4, 4).
+        Products of how far updates and recorded updates were from their averages, and what H says
+        of the models now and then, shape (k, 4, 4).
     """
     kernel = compiled()["_move"]
     blocks = -(-vectors.shape[1] // _WIDTH)
     parts = np.empty((blocks, len(clients), 10), np.float64)
     arrays = (exact, updates, anchors, recorded, clients, vectors, which, sigma, pool)
-    more = (slots, of_pool, delta_g, own, beta, gamma, gains, parts)
+    more = (slots, of_pool, delta_g, own, beta, gamma, gains, parts, errors)
     share(lambda part: kernel(*arrays, *more, *part), blocks, num_threads)
     products: _Float64 = parts.sum(axis=0)[:, _PLACES]
     return products

@@ -68,7 +68,8 @@ class Reduced(NamedTuple):
         largest: The largest magnitude of each row, shape (k,); NaN where there is one.
         vectors: Those of the next round, if it goes as expected, shape (g, d).
         products: Of each client's own vectors with its vector of the next round, shape (k, s).
-        of_pool: Of the vectors of the next round with those that clients share, shape (g, b).
+        of_pool: Of the vectors of the next round with those that clients share, where one has both,
+            shape (g, b).
     """
 
     aggregate: _Float32
@@ -126,8 +127,8 @@ def _vectors_of(  # type: ignore[no-untyped-def]
 def _combine(  # type: ignore[no-untyped-def]
     updates, anchors, weight, anchored, vectors, which, sigma, pool, slots, of_pool, delta_g,
     clients, own, largest, out, reduces, codes, steps, factors, network, kept, aggregate, weights,
-    server_lr, recorded, recorded_aggregate, now, then, beta, gamma, ahead, parts, shared, first,
-    last,
+    server_lr, recorded, recorded_aggregate, now, then, beta, gamma, ahead, parts, asked, shared,
+    first, last,
 ):  # fmt: skip
     d, num_pairs, k = vectors.shape[1], own.shape[1], len(clients)
     memory = np.empty(k * 2 * WIDTH if reduces else 0, np.float32)
@@ -204,7 +205,8 @@ def _combine(  # type: ignore[no-untyped-def]
             x, y, z = ahead[g, start:stop], now[g, start:stop], then[g, start:stop]
             _vector(new[:size], following[:size], y, z, beta, gamma, x)
             for n in range(len(pool)):
-                shared[number, g, n] = dot(pool[n, start:stop], x)
+                if asked[g, n]:
+                    shared[number, g, n] = dot(pool[n, start:stop], x)
         for i in range(k):
             x = ahead[which[i], start:stop]
             for n in range(num_pairs):
@@ -225,7 +227,7 @@ def compiled() -> dict[str, Callable[..., None]]:
             f"{_MATRIX}, int32[:, ::1], {_MATRIX}, boolean, int8[:, ::1], {_MATRIX}, {_VECTOR}, "
             f"{_INDICES}, {_INTEGERS}, "
             f"{_VECTOR}, {_VECTOR}, float32, {_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, "
-            f"float32, {_MATRIX}, {_SUMS}, {_SUMS}, int64, int64)"
+            f"float32, {_MATRIX}, {_SUMS}, boolean[:, ::1], {_SUMS}, int64, int64)"
         ),
         _vectors_of: (
             f"void({_VECTOR}, {_VECTOR}, {_MATRIX}, {_MATRIX}, float32, float32, {_MATRIX})"
@@ -277,7 +279,7 @@ def combine(
     rule = (_NOTHING, *tables(1, 0), _NOTHING)
     following = (_NOTHING, 0.0, _NOTHING, _NOTHING, _NO_ROWS, _NO_ROWS, 0.0, 0.0)
     sums = np.empty((0, 0, 0))
-    rest = (*_NO_CODES, *rule, *following, _NO_ROWS, sums, sums)
+    rest = (*_NO_CODES, *rule, *following, _NO_ROWS, sums, np.empty((0, 0), np.bool_), sums)
     return _pass(arrays, anchors, out, False, rest, num_threads)
 
 
@@ -328,9 +330,11 @@ def reduce(
     arrays = (rows, vectors, which, sigma, pool, slots, of_pool, delta_g, clients, own)
     aggregate, ahead = np.empty(d, np.float32), np.empty_like(vectors)
     parts = np.empty((num_blocks(d), k, s), np.float64)
-    shared = np.empty((num_blocks(d), len(vectors), len(pool)), np.float64)
+    asked = np.zeros((len(vectors), len(pool)), np.bool_)
+    asked[which[:, None], slots] = True
+    shared = np.zeros((num_blocks(d), *asked.shape), np.float64)
     rule = (factors, *tables(k, num_trim), aggregate)
-    rest = (*codes, *rule, *following, ahead, parts, shared)
+    rest = (*codes, *rule, *following, ahead, parts, asked, shared)
     largest = _pass(arrays, anchors, _NO_ROWS, True, rest, num_threads)
     return Reduced(aggregate, largest, ahead, parts.sum(axis=0), shared.sum(axis=0))
 

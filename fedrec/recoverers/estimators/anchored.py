@@ -31,8 +31,8 @@ class Observed(NamedTuple):
     """What exact updates of some clients say.
 
     Attributes:
-        products: For each client of how far its anchor was off, how its update had changed in the
-            recording, and what H says of both changes; shape $(k, 4, 4)$, NaN without an anchor.
+        products: For each client of how far its update and its recorded update were from their
+            averages, and what H says of both; shape $(k, 4, 4)$, NaN without an average.
         errors: How far estimates were off, of those that are not replaced by exact updates.
     """
 
@@ -41,37 +41,40 @@ class Observed(NamedTuple):
 
 
 class AnchoredLBFGS(Estimator):
-    r"""Estimates from the exact update that a client sent last, and not from the recorded one.
+    r"""Estimates from what a client has sent in this recovery, and not from the recorded update.
 
-    $$\hat g_t = a + \beta (\bar g_t - \bar g_0)
-    + \gamma \tilde H \left[ (\hat w_t - \hat w_0) - \beta (\bar w_t - \bar w_0) \right]$$
+    $$\hat g_t = a + \beta (\bar g_t - \bar a)
+    + \gamma \tilde H \left[ (\hat w_t - u) - \beta (\bar w_t - \bar u) \right]$$
 
-    for each client. Round 0 is the round in which the client was asked last, at the weights
-    $\hat w_0$. Bars are what the server stored. $\tilde H$ is the L-BFGS approximation of the
+    for each client. Bars are what the server stored. $a$, $\bar a$, $u$ and $\bar u$ are moving
+    averages, over the rounds in which the client was asked, of its exact updates, its recorded
+    ones, and of the recovered and the recorded model. $\tilde H$ is the L-BFGS approximation of the
     client's Hessian from its last $s$ pairs of positive curvature. `PairedLBFGS` has to bridge
     $\hat w_t - \bar w_t$, the whole distance between the recovered and the recorded model. This
     estimator bridges what has changed since the client was asked, so it also recovers if the
     recorded model is far away.
 
-    The anchor $a$ is what was estimated for round 0, moved by a fraction $K$ (`gain`) of the error
-    towards the exact update, and by a fraction $K_c$ (`common_gain`), if that is larger, of the
-    mean error over all clients: as in `MovingAverage`, which is this without history and curvature.
-    Errors that are longer than updates count for less in the mean.
+    Averages move by a fraction $K$ (`gain`) to the newest value. They belong together: where
+    gradients are affine, the average of gradients is the gradient at the average of models. By a
+    fraction $K_c$ (`common_gain`), if that is larger, $a$ moves by the mean error of estimates over
+    all clients, as in `MovingAverage`, which is this without history and curvature. Errors that are
+    longer than updates count for less in the mean.
 
-    With $K = 1$ the anchor is the exact update. With $K = \beta = \gamma = 1$ the estimate is that
-    of `PairedLBFGS`, if $\tilde H$ fulfils the secant equation of the client's newest pair.
+    With $K = 1$ everything is as it was in the round in which the client was asked last. With
+    $K = \beta = \gamma = 1$ the estimate is that of `PairedLBFGS`, if $\tilde H$ fulfils the secant
+    equation of the client's newest pair.
 
     Weights that are `"pooled"` are regressed over all clients in the last three rounds in which
-    all clients were asked: how far the exact update is from the anchor, on the change that
-    $\tilde H$ predicts ($\gamma$, together with recorded changes, for which it has to hold, too);
-    then the rest of it on the rest of the recorded change ($\beta$).
+    all clients were asked: how far the exact update is from its average, on what $\tilde H$ says
+    of it ($\gamma$, together with recorded updates, for which it has to hold, too); then the rest
+    of it on the rest of the recorded one ($\beta$).
 
     Args:
         gain: $K$ in (0, 1], or `"spacing"` for $2 / (n + 1)$ if the client was asked $n$ rounds
-            ago. An anchor is used $n$ times, and so is its noise; with this gain, the noise adds up
-            to that of $n$ exact updates.
-        history_weight: $\beta$ in [0, 1], how much a recorded change tells about the exact change;
-            or `"pooled"`.
+            ago. An average is used $n$ times, and so is its noise; with this gain, the noise adds
+            up to that of $n$ exact updates.
+        history_weight: $\beta$ in [0, 1], how much a recorded update tells about the exact one; or
+            `"pooled"`.
         curvature_weight: $\gamma$ in [0, 1], how much of the products with $\tilde H$ is added; or
             `"pooled"`.
         buffer_size: $s$, pairs per client, at least 1.
@@ -112,10 +115,12 @@ class AnchoredLBFGS(Estimator):
         """Forget what was observed."""
         given = (self.history_weight, self.curvature_weight)
         self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
-        # Of the last rounds: changes with predictions, these with themselves; rest of the change
-        # now with the rest of the recorded change, that with itself.
+        # Of the last rounds: differences with what H says of them, that with itself; what it leaves
+        # of updates with what it leaves of recorded ones, that with itself.
         self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
+        # Which averages of models are whose.
+        self._group = self._round.clone()
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
         self._anchors = self._recorded = torch.empty(0)
         self._common = CommonGain(self.common_gain)
@@ -142,7 +147,7 @@ class AnchoredLBFGS(Estimator):
     def observe(
         self, record: RoundRecord, exact: Tensor, global_weights: Tensor, reason: str
     ) -> Observed | None:
-        """Move the anchors of these clients to this round.
+        """Move the averages of these clients to this round.
 
         Returns:
             If all were asked, what that says about weights and the common gain.
@@ -161,12 +166,11 @@ class AnchoredLBFGS(Estimator):
         else:
             at = picking(rows, exact.device)
             self._anchors[at], self._recorded[at] = exact, record.updates
+        self._move_models(record, global_weights, rows, gains)
         self._round[rows] = record.round
-        self._models[record.round] = global_weights.clone(), record.global_weights.clone()
-        self._models = {t: self._models[t] for t in _distinct(self._round.tolist())}
         self._without_history = None
         if self._pairs is not None:
-            # Also where a client is asked alone: its other pairs stay, since the anchor is new.
+            # Also where a client is asked alone: its other pairs stay, since its averages are new.
             self._pairs.push(
                 rows,
                 global_weights - record.global_weights,
@@ -177,23 +181,43 @@ class AnchoredLBFGS(Estimator):
             )
         return found
 
+    def _move_models(
+        self, record: RoundRecord, weights: Tensor, rows: Tensor, gains: Tensor
+    ) -> None:
+        """Move averages of models; clients that had the same, and move as far, share them again."""
+        of_row = [
+            # What a client had before does not matter where nothing of it is left.
+            (group if gain < 1 else -1, gain)
+            for group, gain in zip(self._group[rows].tolist(), gains.tolist(), strict=True)
+        ]
+        first = record.round * len(self._rows)
+        names = {key: first + i for i, key in enumerate(dict.fromkeys(of_row))}
+        for (group, gain), name in names.items():
+            models = weights.clone(), record.global_weights.clone()
+            if gain < 1:
+                for new, old in zip(models, self._models[group], strict=True):
+                    new.lerp_(old, 1 - gain)
+            self._models[name] = models
+        self._group[rows] = torch.tensor([names[key] for key in of_row])
+        self._models = {name: self._models[name] for name in _distinct(self._group.tolist())}
+
     def _changed(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
     ) -> Observed:
-        """Move the anchors by `gains`; return what the errors say."""
+        """Move averages of updates by `gains`; return what the errors say."""
         known = self._round[rows] >= 0
         move = self._move
         if bool(known.any()) and self._compiles(len(rows)):
             move = self._compiled_move
-        products = move(record, exact, weights, rows, gains)
+        products, errors = move(record, exact, weights, rows, gains)
         products[~known] = float("nan")
         self._common.moved = rows, gains
-        return Observed(products, self._errors(exact, rows, gains, products))
+        return Observed(products, self._errors(exact, gains, products, errors))
 
     def _errors(
-        self, exact: Tensor, rows: Tensor, gains: Tensor, products: Tensor
+        self, exact: Tensor, gains: Tensor, products: Tensor, errors: Tensor
     ) -> Errors | None:
-        """Return how far clients were off whose anchors were moved by less than their error."""
+        """Return how far clients were off that moved by less than their error."""
         moved = gains < 1
         if not bool(moved.any()):
             return None
@@ -201,10 +225,10 @@ class AnchoredLBFGS(Estimator):
         counts, length = self._common.counts(
             exact, moved, (products @ error @ error).clamp(min=0).sqrt()
         )
-        # An anchor is now (1 - K) errors away from the exact update.
-        factors = torch.where(moved, counts / counts.sum() / (1 - gains), 0).to(exact)
-        anchors = self._anchors[picking(rows, exact.device)]
-        mean = weighted_sum(exact, factors) - weighted_sum(anchors, factors)
+        at = moved.nonzero().flatten()
+        mean = weighted_sum(
+            errors[picking(at, exact.device)], (counts / counts.sum())[at].to(exact)
+        )
         if not bool(torch.isfinite(mean).all()):
             return None
         return Errors(mean, float(counts.sum()), length, float(gains[moved].min()))
@@ -216,12 +240,11 @@ class AnchoredLBFGS(Estimator):
 
     def _move(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
-    ) -> Tensor:
-        """Move anchors; return the products of `Observed`."""
+    ) -> tuple[Tensor, Tensor]:
+        """Move averages of updates; return the products of `Observed`, and errors, (k, d)."""
         products = torch.zeros(len(rows), 4, 4, dtype=torch.float64)
-        error = self._of_errors().to(exact)
+        error, errors = self._of_errors().to(exact), torch.empty_like(exact)
         zeros = vectors = exact.new_empty(0)
-        moved = gains < 1
         for x, y, group in self._changes(record, weights, rows):
             clients, here = rows[group], picking(group, exact.device)
             at, k = picking(clients, exact.device), len(group)
@@ -234,23 +257,21 @@ class AnchoredLBFGS(Estimator):
                 block[:, 2] = self._pairs.estimate(zeros[:k], x, clients).updates
                 block[:, 3] = self._pairs.estimate(zeros[:k], y, clients).updates
             products[group] = torch.stack([one @ one.mT for one in block]).cpu().double()
-            if bool(moved[group].all()):
-                rest = (1 - gains[group]).to(exact)[:, None]
-                self._anchors[at] = exact[here] - (error @ block).mul_(rest)
-        new = (~moved).nonzero().flatten()
-        if len(new):
-            self._anchors[picking(rows[new], exact.device)] = exact[picking(new, exact.device)]
-        self._recorded[picking(rows, exact.device)] = record.updates
-        return products
+            errors[here] = error @ block
+        at, weight = picking(rows, exact.device), gains.to(exact)[:, None]
+        # Where the gain is 1, this is the new value, bit by bit.
+        for averages, new in ((self._anchors, exact), (self._recorded, record.updates)):
+            averages[at] = torch.lerp(averages[at], new, weight)
+        return products, errors
 
     def _compiled_move(
         self, record: RoundRecord, exact: Tensor, weights: Tensor, rows: Tensor, gains: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Do what `_move` does in one pass that is compiled by numba."""
         from fedrec.functional.kernels import _numba_anchors
 
         assert self._pairs is not None
-        known, which = self._known_rounds(rows)
+        known, which = self._known_groups(rows)
         changes = weights.new_empty(len(known), 2, len(weights))
         for (x, y), t in zip(changes, known, strict=True):
             now, then = self._models[t]
@@ -258,7 +279,7 @@ class AnchoredLBFGS(Estimator):
             torch.sub(record.global_weights, then, out=y)
         vectors, which = changes.flatten(0, 1), 2 * which[:, None] + torch.arange(2)
         sigma, p, _ = self._pairs.coefficients(vectors, which, rows)
-        p, s = -p.float(), self.buffer_size
+        p, s, errors = -p.float(), self.buffer_size, torch.empty_like(exact)
         products = _numba_anchors.move(
             exact=exact.contiguous().numpy(),
             updates=record.updates.contiguous().numpy(),
@@ -276,12 +297,13 @@ class AnchoredLBFGS(Estimator):
             beta=self._beta,
             gamma=self._gamma,
             gains=gains.numpy(),
+            errors=errors.numpy(),
             num_threads=torch.get_num_threads(),
         )
-        return torch.from_numpy(products)
+        return torch.from_numpy(products), errors
 
     def pool(self, statistics: Sequence[Observed]) -> None:
-        """Regress weights over this round and those before; move anchors by the mean error."""
+        """Regress weights over this round and those before; move averages by the mean error."""
         self._regress(torch.cat([one.products for one in statistics]))
         errors = [one.errors for one in statistics if one.errors is not None]
         self._common.follow(errors, self._anchors)
@@ -309,7 +331,7 @@ class AnchoredLBFGS(Estimator):
             self._beta = min(max(explained / size, 0.0), 1.0)
 
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
-        """Estimate from the anchors; a client that was never asked has no estimate."""
+        """Estimate from the averages; a client that was never asked has no estimate."""
         rows = rows_of(record, self._rows)
         usable = self._round[rows] >= 0
         if not bool(usable.any()):
@@ -350,23 +372,23 @@ class AnchoredLBFGS(Estimator):
         return found._replace(usable=usable)
 
     def _origins(self) -> Tensor:
-        """Return the anchors without beta times what was recorded then."""
+        """Return the averages without beta times the recorded ones."""
         if self._without_history is None:
             self._without_history = torch.sub(self._anchors, self._recorded, alpha=self._beta)
         return self._without_history
 
-    def _known_rounds(self, rows: Tensor) -> tuple[list[int], Tensor]:
-        """Return the rounds of anchors, and which of them is whose, any for a client without."""
-        rounds = self._round[rows].tolist()
-        known = _distinct(rounds)
-        place = {t: i for i, t in enumerate(known)}
-        return known, torch.tensor([place.get(t, 0) for t in rounds], dtype=torch.int64)
+    def _known_groups(self, rows: Tensor) -> tuple[list[int], Tensor]:
+        """Return whose averages of models differ, and which are whose, any for one without."""
+        groups = self._group[rows].tolist()
+        known = _distinct(groups)
+        place = {group: i for i, group in enumerate(known)}
+        return known, torch.tensor([place.get(group, 0) for group in groups], dtype=torch.int64)
 
     def _sources(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
     ) -> tuple[Sources, Tensor]:
         """Return what vectors are computed from, and which of them is whose."""
-        known, which = self._known_rounds(rows)
+        known, which = self._known_groups(rows)
         now, then = (
             torch.stack([self._models[t][i] for t in known])
             if len(known) > 1
@@ -382,31 +404,31 @@ class AnchoredLBFGS(Estimator):
     def _changes(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the changes of both models since an anchor, and places in `rows` that have it.
+        """Yield how far both models are from their averages, and places in `rows` with these.
 
         On a CPU there are so many places that their updates stay in the cache.
         """
-        rounds, size = self._round[rows], len(rows)
+        groups, size = self._group[rows], len(rows)
         if weights.device.type == "cpu":
             size = max(BLOCK_BYTES // (weights.numel() * weights.element_size()), 1)
-        for t in _distinct(rounds.tolist()):
-            now, then = self._models[t]
+        for one in _distinct(groups.tolist()):
+            now, then = self._models[one]
             x, y = weights - now, record.global_weights - then
-            for group in (rounds == t).nonzero().flatten().split(size):
+            for group in (groups == one).nonzero().flatten().split(size):
                 yield x, y, group
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
-        """Return the bytes of anchors, pairs, estimates, and the mean error."""
+        """Return the bytes of averages, pairs, estimates, and the mean error."""
         rows = num_clients * (self.buffer_size + 4) + self.buffer_size + 4
         return rows * num_parameters * torch.float32.itemsize
 
     def state_dict(self) -> dict[str, Any]:
-        """Return clients, anchors, pairs and what was learnt."""
+        """Return clients, averages, pairs and what was learnt."""
         return {
             "remaining": list(self._rows),
             "weights": [self._beta, self._gamma],
             **{name: getattr(self, f"_{name}") for name in _TENSORS},
-            "model_rounds": list(self._models),
+            "model_groups": list(self._models),
             "models": [list(models) for models in self._models.values()],
             "common": self._common.state_dict(),
             "pairs": None if self._pairs is None else self._pairs.state_dict(),
@@ -422,7 +444,7 @@ class AnchoredLBFGS(Estimator):
         for name in _TENSORS:
             setattr(self, f"_{name}", state[name].to(getattr(self, f"_{name}").device))
         models = [(now, then) for now, then in state["models"]]
-        self._models = dict(zip(state["model_rounds"], models, strict=True))
+        self._models = dict(zip(state["model_groups"], models, strict=True))
         self._common.load_state_dict(state["common"])
         if self._pairs is not None:
             self._pairs.load_state_dict(state["pairs"])
@@ -437,9 +459,9 @@ class AnchoredLBFGS(Estimator):
         }
 
 
-_TENSORS = ("products", "round", "anchors", "recorded")
+_TENSORS = ("products", "round", "group", "anchors", "recorded")
 
 
-def _distinct(rounds: list[int]) -> list[int]:
-    """Return each of these rounds once, in order, without those that stand for none."""
-    return sorted(t for t in set(rounds) if t >= 0)
+def _distinct(groups: list[int]) -> list[int]:
+    """Return each of these once, in order, without those that stand for none."""
+    return sorted(group for group in set(groups) if group >= 0)

@@ -263,18 +263,26 @@ class ClientPairs:
             self.gram = torch.nn.functional.pad(self.gram, (0, 1, 0, 1))
         self.pool[free] = delta_w
         # Products with what no client has besides are never asked for.
-        products = self._with_models(delta_w[None], rows)[0]
+        first = torch.zeros(len(rows), 1, dtype=torch.int64)
+        products = self._with_models(delta_w[None], first, self.slot[rows])[0]
         products[free] = ww
         self.gram[free] = self.gram[:, free] = products
         return free
 
-    def _with_models(self, vectors: Tensor, rows: Tensor) -> Tensor:
-        """Return products (g, b) of vectors with model differences, at least of these clients'."""
+    def _with_models(self, vectors: Tensor, which: Tensor, slots: Tensor) -> Tensor:
+        """Return products (g, b) of vectors with model differences, at least where one has both.
+
+        Args:
+            vectors: Shape (g, d).
+            which: Vectors of each client, shape (k, q).
+            slots: Model differences of each client, shape (k, s).
+        """
         products = torch.zeros(len(vectors), len(self.pool), dtype=torch.float64)
-        theirs = self.slot[rows][self.stamp[rows] >= 0].unique()
-        if self.compiles(len(rows)):
-            all_of_them = torch.arange(len(vectors)).repeat(len(theirs), 1)
-            products[:, theirs] = compiled_dots(self.pool, theirs, vectors, all_of_them).T
+        if self.compiles(len(which)):
+            products[which[:, :, None], slots[:, None]] = 1
+            asked, theirs = products.nonzero(as_tuple=True)
+            found = compiled_dots(self.pool, theirs, vectors, asked[:, None])
+            products[asked, theirs] = found[:, 0]
         else:
             products = (vectors @ self.pool.mT).cpu().double()
         return products
@@ -493,7 +501,8 @@ class ClientPairs:
         if self._ahead is not None and all(map(torch.equal, asked, self._ahead[0])):
             gv, with_models = self._ahead[1]
         else:
-            gv, with_models = self._products(*asked), self._with_models(vectors, rows)
+            gv = self._products(*asked)
+            with_models = self._with_models(vectors, which, of_rows.slot)
         sv = with_models[which[:, :, None], of_rows.slot[:, None]]
         # Products with pairs left out may overflow, and a coefficient of 0 makes NaN of infinity.
         right = torch.where(of_rows.used[:, None], torch.cat([gv, sv], dim=2), 0.0)

@@ -115,16 +115,33 @@ def test_weights_are_pooled_over_estimators_of_some_clients_each() -> None:
     assert weights == [pytest.approx(0.25)] * 3
 
 
-def test_the_anchor_is_between_prediction_and_exact_update() -> None:
-    estimator = started(gain=0.25, history_weight=0.0, curvature_weight=0.0)
-    same = [[0.0, 0], [0, 0]]
+@pytest.mark.parametrize(("beta", "expected"), [(0.0, 7.0), (0.5, 7.5)])
+def test_averages_of_exact_and_of_recorded_updates_move_together(
+    beta: float, expected: float
+) -> None:
+    estimator = started(gain=0.25, history_weight=beta, curvature_weight=0.0)
+    same, moved = [[0.0, 0], [0, 0]], [[4.0, 0], [0, 0]]
     estimator.observe(record(0, same), torch.tensor([[8.0, 0], [0, 0]]), NONE, "warmup")
-    # The prediction is 8, the exact update 4: 8 + (4 - 8) / 4.
-    estimator.observe(record(1, same), torch.tensor([[4.0, 0], [0, 0]]), NONE, "correction")
-    assert float(estimator.estimate(record(2, same), NONE).updates[0, 0]) == 7.0
-    # Whoever is asked alone had no prediction of use.
+    # 8 + (4 - 8) / 4 = 7, and 0 + (4 - 0) / 4 = 1 in the recording, where 2 follows.
+    estimator.observe(record(1, moved), torch.tensor([[4.0, 0], [0, 0]]), NONE, "correction")
+    later = record(2, [[2.0, 0], [0, 0]])
+    assert float(estimator.estimate(later, NONE).updates[0, 0]) == expected
+    # Nothing of it is left in whoever is asked alone.
     estimator.observe(record(2, same), torch.tensor([[4.0, 0], [0, 0]]), NONE, "abnormality")
     assert float(estimator.estimate(record(3, same), NONE).updates[0, 0]) == 4.0
+
+
+def test_products_start_from_the_average_of_models() -> None:
+    """The Hessian is 2: updates are 2 (w - 1) for models of 0, 4 and 6."""
+    whole = {"history_weight": 0.0, "curvature_weight": 1.0}
+    estimator = started(gain=0.25, buffer_size=1, **whole)
+    one, w = torch.tensor([[1.0, 0], [1.0, 0]]), torch.tensor([1.0, 0.0])
+    recorded = [[-2.0, 0], [-2.0, 0]]
+    estimator.observe(record(0, recorded), -2 * one, 0 * w, "warmup")
+    # Then averages are 1 of models and 0 of updates, and the pair is (4, 6 + 2).
+    estimator.observe(record(1, recorded), 6 * one, 4 * w, "correction")
+    found = estimator.estimate(record(2, recorded), 6 * w).updates
+    torch.testing.assert_close(found, 10 * one)
 
 
 def test_the_gain_by_spacing_is_one_in_successive_rounds() -> None:
