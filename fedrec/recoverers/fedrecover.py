@@ -54,10 +54,10 @@ class FedRecover(ReplayRecoverer):
     In most rounds, an estimator computes $\hat g_t^i$ from the history. The paper's is
     $\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$ (`estimator="paired"`), where
     bars mark what is stored, hats what is recovered, and $\tilde H_t^i$ approximates client $i$'s
-    Hessian by L-BFGS. By default, an estimate starts from the exact update that the client sent
-    last (`estimator="anchored"`), so it also recovers if the recorded model is far away. Both
-    assume that updates are gradients: a warning is logged if clients take several local steps, or a
-    step that is not SGD's. Clients are asked
+    Hessian by L-BFGS. By default, an estimate starts from an average of the exact updates that the
+    client has sent (`estimator="anchored"`), so it also recovers if the recorded model is far away.
+    Both assume that updates are gradients: a warning is logged if clients take several local steps,
+    or a step that is not SGD's. Clients are asked
 
     - `warmup`: in the first $T_w$ rounds, for the estimator to learn from,
     - `correction`: in every $T_c$-th round after that, to keep it current,
