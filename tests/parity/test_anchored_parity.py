@@ -138,18 +138,21 @@ def by_hand(
                 changes[c] = sent[c] - kept.anchor, gbs[c] - kept.gb, of_now, of_then
             if known:
                 found = {
-                    c: np.array([now @ hx + then @ hy, hx @ hx + hy @ hy, 0, 0])
+                    c: np.array(
+                        [now @ now + then @ then, now @ hx + then @ hy, hx @ hx + hy @ hy, 0, 0]
+                    )
                     for c, (now, then, hx, hy) in changes.items()
                 }
                 products = [*products, found][-3:]
                 if curvature_weight == "pooled":
-                    top, bottom, _, _ = sum(p for one in products for p in one.values())
+                    whole, top, bottom, _, _ = sum(p for one in products for p in one.values())
                     gamma = np.clip(top / bottom, 0, 1) if bottom > 0 else gamma
+                    gamma = gamma if top**2 >= 0.01 * bottom * whole else 0.0
                 for c, (now, then, hx, hy) in changes.items():
                     now, then = now - gamma * hx, then - gamma * hy
-                    found[c][2:] = now @ then, then @ then
+                    found[c][3:] = now @ then, then @ then
                 if history_weight == "pooled":
-                    own, size = sum(p[2:] for one in products for p in one.values())
+                    own, size = sum(p[3:] for one in products for p in one.values())
                     for client in clients.values():
                         client.beta = np.clip(own / size, 0, 1)
             own = {c: 2 / (t - clients[c].round + 1) if gain == "spacing" else gain for c in known}

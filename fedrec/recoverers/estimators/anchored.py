@@ -25,6 +25,8 @@ __all__ = ["AnchoredLBFGS"]
 
 # Rounds whose changes decide together about the weights.
 WINDOW = 3
+# What products with H have to explain of the squares of what averages lack, or they are not added.
+LEAST = 0.01
 
 
 class Observed(NamedTuple):
@@ -66,8 +68,9 @@ class AnchoredLBFGS(Estimator):
 
     Weights that are `"pooled"` are regressed over all clients in the last three rounds in which
     all clients were asked: how far the exact update is from its average, on what $\tilde H$ says
-    of it ($\gamma$, together with recorded updates, for which it has to hold, too); then the rest
-    of it on the rest of the recorded one ($\beta$).
+    of it ($\gamma$, together with recorded updates, for which it has to hold, too; 0 if that
+    explains less than a hundredth of the squares); then the rest of it on the rest of the recorded
+    one ($\beta$).
 
     Args:
         gain: $K$ in (0, 1], or `"spacing"` for $2 / (n + 1)$ if the client was asked $n$ rounds
@@ -115,9 +118,10 @@ class AnchoredLBFGS(Estimator):
         """Forget what was observed."""
         given = (self.history_weight, self.curvature_weight)
         self._beta, self._gamma = (1.0 if isinstance(w, str) else w for w in given)
-        # Of the last rounds: differences with what H says of them, that with itself; what it leaves
-        # of updates with what it leaves of recorded ones, that with itself.
-        self._products = torch.zeros(WINDOW, 4, dtype=torch.float64)
+        # Of the last rounds: differences with themselves, with what H says of them, and that with
+        # itself; what it leaves of updates with what it leaves of recorded ones, and that
+        # with itself.
+        self._products = torch.zeros(WINDOW, 5, dtype=torch.float64)
         self._round = torch.full((len(self._rows),), -1, dtype=torch.int64)
         # Which averages of models are whose.
         self._group = self._round.clone()
@@ -313,20 +317,23 @@ class AnchoredLBFGS(Estimator):
         """Set the weights that are `"pooled"`."""
         # Without clients of which a product overflowed.
         found = of_all[torch.isfinite(of_all).all(dim=2).all(dim=1)].sum(dim=0)
-        products = torch.zeros(4, dtype=torch.float64)
+        products = torch.zeros(5, dtype=torch.float64)
         if self.curvature_weight == "pooled":
-            products[:2] = torch.stack([found[0, 2] + found[1, 3], found[2, 2] + found[3, 3]])
-            explained, size = (self._products[1:, :2].sum(dim=0) + products[:2]).tolist()
+            now, then = found[[0, 0, 2], [0, 2, 2]], found[[1, 1, 3], [1, 3, 3]]
+            products[:3] = now + then
+            lacking, explained, size = (self._products[1:, :3].sum(dim=0) + products[:3]).tolist()
             if size > 0:
                 self._gamma = min(max(explained / size, 0.0), 1.0)
+            if explained**2 < LEAST * size * lacking:
+                self._gamma = 0.0
         if self.history_weight == "pooled":
             # Of what curvature leaves of the changes.
             left = torch.tensor(
                 [[1, 0, -self._gamma, 0], [0, 1, 0, -self._gamma]], dtype=torch.float64
             )
-            products[2:] = (left @ found @ left.mT)[:, 1]
+            products[3:] = (left @ found @ left.mT)[:, 1]
         self._products = torch.cat([self._products[1:], products[None]])
-        explained, size = self._products[:, 2:].sum(dim=0).tolist()
+        explained, size = self._products[:, 3:].sum(dim=0).tolist()
         if size > 0:
             self._beta = min(max(explained / size, 0.0), 1.0)
 

@@ -182,6 +182,18 @@ def test_products_count_for_as_much_of_them_as_came_true() -> None:
     torch.testing.assert_close(found, torch.tensor([[4.0, 0], [4.0, 0]]))
 
 
+@pytest.mark.parametrize(("rest", "weight"), [(39.0, 1.0), (40.0, 0.0)])
+def test_products_that_explain_less_than_a_hundredth_are_left_out(
+    rest: float, weight: float
+) -> None:
+    """The pairs say 4 of what is (4, rest): 16 of the squares of 16 + rest^2."""
+    estimator = started(history_weight=0.0, buffer_size=1)
+    w, none = torch.tensor([1.0, 0.0]), [[0.0, 0], [0, 0]]
+    learn(estimator, record(0, none), torch.tensor([[2.0, 0], [2.0, 0]]), w, "warmup")
+    learn(estimator, record(1, none), torch.tensor([[6.0, rest], [6.0, rest]]), 3 * w, "warmup")
+    assert estimator.diagnostics()["curvature_weight"] == pytest.approx(weight)
+
+
 def test_a_pair_of_negative_curvature_is_not_used() -> None:
     estimator, paired = (
         started(gain=1.0, history_weight=1.0, curvature_weight=1.0, buffer_size=1),
