@@ -126,6 +126,7 @@ class AnchoredLBFGS(Estimator):
         # Which averages of models are whose.
         self._group = self._round.clone()
         self._models: dict[int, tuple[Tensor, Tensor]] = {}
+        # Averages of what clients sent, and of what they had sent in the recording.
         self._anchors = self._recorded = torch.empty(0)
         self._common = CommonGain(self.common_gain)
         self._without_history: Tensor | None = None
@@ -247,7 +248,7 @@ class AnchoredLBFGS(Estimator):
     ) -> tuple[Tensor, Tensor]:
         """Move averages of updates; return the products of `Observed`, and errors, (k, d)."""
         products = torch.zeros(len(rows), 4, 4, dtype=torch.float64)
-        error, errors = self._of_errors().to(exact), torch.empty_like(exact)
+        error, errors = self._of_errors().to(exact), exact.new_empty(exact.shape)
         zeros = vectors = exact.new_empty(0)
         for x, y, group in self._changes(record, weights, rows):
             clients, here = rows[group], picking(group, exact.device)
@@ -277,13 +278,13 @@ class AnchoredLBFGS(Estimator):
         assert self._pairs is not None
         known, which = self._known_groups(rows)
         changes = weights.new_empty(len(known), 2, len(weights))
-        for (x, y), t in zip(changes, known, strict=True):
-            now, then = self._models[t]
+        for (x, y), group in zip(changes, known, strict=True):
+            now, then = self._models[group]
             torch.sub(weights, now, out=x)
             torch.sub(record.global_weights, then, out=y)
         vectors, which = changes.flatten(0, 1), 2 * which[:, None] + torch.arange(2)
         sigma, p, _ = self._pairs.coefficients(vectors, which, rows)
-        p, s, errors = -p.float(), self.buffer_size, torch.empty_like(exact)
+        p, s, errors = -p.float(), self.buffer_size, exact.new_empty(exact.shape)
         products = _numba_anchors.move(
             exact=exact.contiguous().numpy(),
             updates=record.updates.contiguous().numpy(),
