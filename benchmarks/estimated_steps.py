@@ -68,9 +68,12 @@ def main() -> None:
     problem = Problem(arguments.clients, arguments.pairs, 139_960)
     ways: dict[str, Callable[[], object]] = {}
     for rule in (FedAvg(), TrimmedMean(trim=0.2)):
-        for kind in ("anchored", "paired"):
+        for kind in ("anchored", "without curvature", "paired"):
             for at_once in (False, True):  # each with pairs of its own
-                estimator: Estimator = Anchored(problem).estimator
+                anchored = Anchored(problem).estimator
+                if kind == "without curvature":
+                    anchored._gamma = 0.0  # as it is regressed where curvature tells nothing
+                estimator: Estimator = anchored
                 if kind == "paired":
                     estimator = PairedLBFGS(buffer_size=arguments.pairs)
                     ids = tuple(f"c{i}" for i in problem.rows.tolist())

@@ -165,7 +165,7 @@ class AnchoredLBFGS(Estimator):
         if reason == "correction":
             gains = 2 / (ages + 1) if isinstance(self.gain, str) else gains * self.gain
         gains[self._round[rows] < 0] = 1
-        found = None
+        found = self._without_history = None
         if reason in ("warmup", "correction"):
             found = self._changed(record, exact, global_weights, rows, gains)
         else:
@@ -173,7 +173,6 @@ class AnchoredLBFGS(Estimator):
             self._anchors[at], self._recorded[at] = exact, record.updates
         self._move_models(record, global_weights, rows, gains)
         self._round[rows] = record.round
-        self._without_history = None
         if self._pairs is not None:
             # Also where a client is asked alone: its other pairs stay, since its averages are new.
             self._pairs.push(
@@ -426,7 +425,10 @@ class AnchoredLBFGS(Estimator):
                 yield x, y, group
 
     def kept_bytes(self, num_clients: int, num_parameters: int) -> int:
-        """Return the bytes of averages, pairs, estimates, and the mean error."""
+        """Return the bytes of averages, pairs, estimates, and the mean error.
+
+        Where clients are not all asked together, there are up to two averages of models for each.
+        """
         rows = num_clients * (self.buffer_size + 4) + self.buffer_size + 4
         return rows * num_parameters * torch.float32.itemsize
 

@@ -22,7 +22,7 @@ from fedrec.functional.aggregation.order_statistics import use_kernel
 from fedrec.history import MemoryHistory
 from fedrec.loop.runtime import Runtime
 from fedrec.models import MLP
-from fedrec.recoverers import FedRecover
+from fedrec.recoverers import AnchoredLBFGS, FedRecover
 
 # The processor by another name: equal to no other device, and what is on it is computed as ever.
 DEVICE = torch.device("cpu", 0)
@@ -133,16 +133,18 @@ def _loop(*callbacks: Callback) -> FederatedLoop:
 
 @pytest.mark.usefixtures("_elsewhere")
 @pytest.mark.parametrize(
-    ("rule", "attack", "by_attack", "by_estimator"),
+    ("rule", "attack", "by_attack", "curvature_weight", "by_estimator"),
     [
-        # The largest entry of each estimate, which says whom to ask.
-        (FedAvg(), None, 0, 1),
+        # The largest entry of each estimate, which says whom to ask: here curvature tells nothing.
+        (FedAvg(), None, 0, "pooled", 1),
         # That, and what the weights of its pairs are computed from. The attack looks at its mask.
-        (Median(), TrimAttack(), 3, 3),
+        (Median(), TrimAttack(), 3, 1.0, 3),
     ],
     ids=["FedAvg", "Median, TrimAttack"],
 )
-def test_the_loop_reads_a_device_once_a_round(rule, attack, by_attack, by_estimator):
+def test_the_loop_reads_a_device_once_a_round(
+    rule, attack, by_attack, curvature_weight, by_estimator
+):
     history = MemoryHistory()
     with Reads() as reads:
         rounds = OfRounds(reads)
@@ -157,7 +159,12 @@ def test_the_loop_reads_a_device_once_a_round(rule, attack, by_attack, by_estima
         # Labels, whether a step wrote to the weights, what was logged, and an audit.
         assert found == {"executors": 3, "clients": 1}
         rounds = OfRounds(reads)
-        schedule = FedRecover(warmup_rounds=3, correction_period=5, final_rounds=1)
+        schedule = FedRecover(
+            warmup_rounds=3,
+            correction_period=5,
+            final_rounds=1,
+            estimator=AnchoredLBFGS(curvature_weight=curvature_weight),
+        )
         _loop(rounds).recover(_federation(), history, schedule, exclude=["client-0"])
         assert rounds.of[5] == {"loop": 1, "recoverers": by_estimator}
         rounds = OfRounds(reads)
