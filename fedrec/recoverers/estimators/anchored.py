@@ -165,7 +165,7 @@ class AnchoredLBFGS(Estimator):
         if reason == "correction":
             gains = 2 / (ages + 1) if isinstance(self.gain, str) else gains * self.gain
         gains[self._round[rows] < 0] = 1
-        found = self._without_history = None
+        found, self._without_history = None, None
         if reason in ("warmup", "correction"):
             found = self._changed(record, exact, global_weights, rows, gains)
         else:
@@ -394,14 +394,17 @@ class AnchoredLBFGS(Estimator):
     def _sources(
         self, record: RoundRecord, weights: Tensor, rows: Tensor
     ) -> tuple[Sources, Tensor]:
-        """Return what vectors are computed from, and which of them is whose."""
+        """Return what vectors are computed from, and which of them is whose.
+
+        Where no product is added, they are computed from no models, and there are none.
+        """
         known, which = self._known_groups(rows)
-        now, then = (
-            torch.stack([self._models[t][i] for t in known])
-            if len(known) > 1
-            else self._models[known[0]][i][None]
-            for i in range(2)
-        )
+        if self._gamma == 0:
+            now = then = weights.new_empty(0, len(weights))
+        elif len(known) == 1:
+            now, then = (one[None] for one in self._models[known[0]])
+        else:
+            now, then = map(torch.stack, zip(*(self._models[g] for g in known), strict=True))
         sources = Sources(weights, record.global_weights, now, then, self._beta, self._gamma)
         return sources, which
 

@@ -48,11 +48,9 @@ class Sources(NamedTuple):
     gamma: float
 
     def vectors(self) -> Tensor:
-        r"""Return all $v_g$, shape $(g, d)$, compiled by numba; none if $\gamma = 0$."""
+        """Return all $v_g$, shape $(g, d)$, compiled by numba."""
         from fedrec.functional.kernels import _numba_estimates
 
-        if self.gamma == 0:
-            return self.weights.new_empty(0, len(self.weights))
         found = _numba_estimates.vectors_of(
             self.weights.numpy(),
             self.recorded.numpy(),
@@ -279,10 +277,10 @@ class ClientPairs:
         """
         products = torch.zeros(len(vectors), len(self.pool), dtype=torch.float64)
         if self.compiles(len(which)):
-            products[which[:, :, None], slots[:, None]] = 1
-            asked, theirs = products.nonzero(as_tuple=True)
-            found = compiled_dots(self.pool, theirs, vectors, asked[:, None])
-            products[asked, theirs] = found[:, 0]
+            asked = torch.zeros(products.shape, dtype=torch.bool)
+            asked[which[:, :, None], slots[:, None]] = True
+            mine, theirs = asked.nonzero(as_tuple=True)
+            products[mine, theirs] = compiled_dots(self.pool, theirs, vectors, mine[:, None])[:, 0]
         else:
             products = (vectors @ self.pool.mT).cpu().double()
         return products
