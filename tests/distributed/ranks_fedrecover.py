@@ -47,6 +47,7 @@ from fedrec.history import LMDBHistory, ShardedHistory
 from fedrec.models import MLP
 from fedrec.recoverers import Estimates, Estimator, FedRecover, HistoricalOnly, UpdateFilter
 
+DATA = Digits(num_clients=10, server_samples=40)
 ROUNDS = 14
 SCHEDULE = {"warmup_rounds": 4, "correction_period": 5, "final_rounds": 1}
 
@@ -96,15 +97,15 @@ IN_ONE_PIECE = ("anchored in one piece", "average in one piece", "abnormal", "es
 
 def federation() -> Federation:
     torch.manual_seed(0)
-    data, module = Digits(num_clients=10, server_samples=40), MLP(in_features=64)
+    module = MLP(in_features=64)
     clients = [
         (Faulty if client_id == "client-5" else LightningClient)(
             client_id, module, samples, batch_size=6
         )
-        for client_id, samples in data.client_datasets().items()
+        for client_id, samples in DATA.client_datasets().items()
     ]
     malicious = ["client-0", "client-9"]
-    return Federation(clients, module, malicious=malicious, server_data=data.server_dataset)
+    return Federation(clients, module, malicious=malicious, server_data=DATA.server_dataset)
 
 
 def outcome(result: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates, gram_of
 from fedrec.exceptions import ConfigurationError
-from fedrec.functional import coordinate_median
+from fedrec.functional import coordinate_median, use_kernel
 from fedrec.loop import FederatedLoop
 from fedrec.loop.crafting import crafted
 from fedrec.parameters import ParameterVector
@@ -237,7 +237,8 @@ def _in_ranks(size, rows, num_shards, function):
             barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
+    # Threads, unlike processes, share the kernel in use, and may leave another than they found.
+    with use_kernel("numpy"), ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))
 
 
