@@ -1,14 +1,15 @@
 """Several processes for one run: rounds per second, bytes that travel, memory, and efficiency.
 
-    python benchmarks/ranks.py --rounds 10 --csv benchmarks/results/ranks.csv
+    python benchmarks/ranks.py --csv benchmarks/results/ranks.csv
     python benchmarks/ranks.py --accelerator cuda --rounds 50      # on two GPUs
 
 Every line of the table is a recording of its own on disk, or its recovery by FedRecover, which asks
 the clients in three rounds and estimates all others; one thread a process, evaluation off.
 `independent` are processes with one device each that know nothing of each other, side by side, with
-as many clients each as a rank has: what several ranks could reach at best. The efficiency of two
-ranks is their rate over the mean rate of these. The other one is of the processor's seconds that a
-round takes a process, which say more on a busy machine, but nothing of waiting for each other.
+as many clients each as a rank has: what several ranks could reach at best, but for a rule whose
+work grows with the square of clients. The efficiency of two ranks is their rate over the mean rate
+of these. The other one is of the processor's seconds that a round takes a process, which say more
+on a busy machine, but nothing of waiting for each other.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ RULES: dict[str, Callable[[], Aggregator]] = {
     "TrimmedMean (columns)": lambda: TrimmedMean(trim=0.2),
     "Krum (gram)": lambda: Krum(num_byzantine=0.2),
 }
-# Network, clients, fraction of them in a round, samples a batch.
-WORKLOADS: dict[str, tuple[str, int, float, int]] = {
-    "CNN, 100 clients": ("cnn", 100, 1.0, 32),
-    "MLP, 1,000 clients, a tenth a round": ("mlp", 1000, 0.1, 32),
+# Network, clients, fraction of them in a round, samples a batch, rounds.
+WORKLOADS: dict[str, tuple[str, int, float, int, int]] = {
+    "CNN, 100 clients": ("cnn", 100, 1.0, 32, 20),
+    "MLP, 1,000 clients, a tenth a round": ("mlp", 1000, 0.1, 32, 100),
 }
 RECOVERED = "CNN, 100 clients"  # everybody takes part in every round, so that all have estimates
 WARMUP = 3
@@ -57,7 +58,7 @@ def measure(
     name: str, rule: str, devices: int, share: int, folder: Path, *, rounds: int, accelerator: str
 ) -> None:
     """Record, and write what it took to a file; `share` divides the number of clients."""
-    kind, num_clients, fraction, batch_size = WORKLOADS[name]
+    kind, num_clients, fraction, batch_size, _ = WORKLOADS[name]
     loop = FederatedLoop(
         accelerator=accelerator, devices=devices, num_shards=SHARDS // share, num_threads=1,
         logger=False, enable_progress_bar=False, eval_every=10**6, seed=0,
@@ -123,7 +124,7 @@ def run(
 def main() -> None:
     """Measure all lines, print them, and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, help="of every workload; by default its own")
     parser.add_argument("--accelerator", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
@@ -140,9 +141,10 @@ def main() -> None:
             accelerator=arguments.accelerator,
         )
         return
-    options = ["--rounds", str(arguments.rounds), "--accelerator", arguments.accelerator]
     rows: list[list[object]] = []
-    for name in WORKLOADS:
+    for name, (*_, own_rounds) in WORKLOADS.items():
+        options = ["--rounds", str(arguments.rounds or own_rounds)]
+        options += ["--accelerator", arguments.accelerator]
         for rule in RULES:
             one = run(name, rule, [(1, 1)], options)[0]
             two = run(name, rule, [(2, 1)], options)[0]
