@@ -22,7 +22,7 @@ from fedrec.data.partitioners.partition import Partition
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.random import numpy_generator, torch_generator
 
-__all__ = ["FederatedDataModule", "check_dataset", "class_labels"]
+__all__ = ["FederatedDataModule", "check_dataset", "class_labels", "client_ids"]
 
 
 class FederatedDataModule(pl.LightningDataModule, ABC):
@@ -247,9 +247,8 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
 
     @property
     def client_ids(self) -> tuple[str, ...]:
-        """`client-00`, `client-01`, ...: zero-padded, so that they sort by their numbers."""
-        width = len(str(self.num_clients - 1))
-        return tuple(f"client-{i:0{width}d}" for i in range(self.num_clients))
+        """The ids of all clients, in order."""
+        return client_ids(self.num_clients)
 
     @property
     def test_dataset(self) -> TensorDataset | None:
@@ -319,6 +318,12 @@ class FederatedDataModule(pl.LightningDataModule, ABC):
         )
 
     __str__ = __repr__  # Lightning's would load the data to print it
+
+
+def client_ids(num_clients: int) -> tuple[str, ...]:
+    """Return `client-00`, `client-01`, ...: zero-padded, so that they sort by their numbers."""
+    width = len(str(num_clients - 1))
+    return tuple(f"client-{i:0{width}d}" for i in range(num_clients))
 
 
 def class_labels(targets: Tensor) -> NDArray[np.int64] | None:

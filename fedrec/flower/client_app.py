@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from fedrec.clients.lightning import LightningClient
-from fedrec.data.datamodule import FederatedDataModule
+from fedrec.data.datamodule import FederatedDataModule, client_ids
 from fedrec.data.lightning import selected_indices
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.flower.wire import ASK, VISIT, Answer, Card, Task
@@ -26,21 +26,24 @@ def client_id_of(context: Context) -> str:
     """Return the id of the client that a node is, as the node's own settings say.
 
     That is `client-id` of the node's configuration; in Flower's simulation, where nodes are
-    partitions, `client-0` and so on; otherwise nothing, and the server names the client by its key.
+    partitions, the partition's in `FederatedDataModule.client_ids`; otherwise nothing, and the
+    server names the client by its key.
 
     Args:
         context: Flower's context of the node.
 
     Examples:
         >>> from flwr.app import RecordDict
-        >>> node = {"partition-id": 3, "num-partitions": 10}
+        >>> node = {"partition-id": 3, "num-partitions": 50}
         >>> client_id_of(Context(1, 2, node, RecordDict(), {}))
-        'client-3'
+        'client-03'
     """
     config = context.node_config
     if "client-id" in config:
         return str(config["client-id"])
-    return f"client-{config['partition-id']}" if "partition-id" in config else ""
+    if "partition-id" not in config:
+        return ""
+    return client_ids(int(config["num-partitions"]))[int(config["partition-id"])]
 
 
 def make_client_app(

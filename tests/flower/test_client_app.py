@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from flwr.app import Context, RecordDict
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
+from fedrec.data import Digits
 from fedrec.flower import FlowerExecutor, make_client_app
+from fedrec.flower.client_app import client_id_of
 from fedrec.models import MLP
 from tests.flower.conftest import FakeGrid
 
@@ -34,6 +37,13 @@ def joined(data: Any) -> tuple[FakeGrid, FlowerExecutor]:
     grid = FakeGrid()
     grid.add("a", app=make_client_app(make_module, lambda context: data))
     return grid, FlowerExecutor(grid, timeout=0.5)
+
+
+@pytest.mark.parametrize("size", [4, 11, 50])
+def test_partitions_of_a_simulation_are_the_clients_of_a_data_module(size: int) -> None:
+    nodes = [{"partition-id": i, "num-partitions": size} for i in range(size)]
+    ids = [client_id_of(Context(1, 2, node, RecordDict(), {})) for node in nodes]
+    assert tuple(ids) == Digits(num_clients=size).client_ids
 
 
 def test_it_has_the_samples_that_its_sampler_gives() -> None:
