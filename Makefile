@@ -9,7 +9,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Errors are shown, notices are not: pip's about its own releases and this machine's package
 # indexes, the docs theme's about the future of mkdocs.
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --no-compile -qq -c constraints.txt
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt
 export NO_MKDOCS_2_WARNING := 1
 EXTRAS := dev,docs
 # What was installed is noted, so that `make optional` knows whether it has to add something.
