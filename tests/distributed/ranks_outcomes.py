@@ -80,7 +80,7 @@ def main(devices: int, file: Path) -> None:
 
     for name, rule in cases("aggregator"):
         note(name, lambda rule=rule: record(aggregator=rule)[1])
-        if rule.needs != "rows":  # which are gathered, crafted or not
+        if rule.needs != "rows":  # under an attack rows are gathered as ever
             attacked = {"aggregator": rule, "attack": TrimAttack()}
             note(f"{name}, attacked", lambda attacked=attacked: record(**attacked)[1])
     half = ClientSampler(fraction=0.5, dropout=0.2)
