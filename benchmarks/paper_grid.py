@@ -84,7 +84,7 @@ class Cell:
 
     def sweep_name(self, seed: int) -> str:
         """Return the name of its folder."""
-        return f"{self.name} {seed}".replace(",", "").replace(" ", "_")
+        return f"{self.name} {seed}".replace(",", "").replace("%", " percent").replace(" ", "_")
 
 
 def _cells() -> dict[str, list[Cell]]:
