@@ -17,7 +17,7 @@ import random_modules
 from random_modules import LIMIT, ROUNDS, all_features, compare, random_case, record
 
 # The first 20 are tried while one works, and show the most common mistakes.
-CHUNKS = [range(20), *(range(first, first + 40) for first in range(20, 100, 40))]
+CHUNKS = [range(20), *(range(first, first + 56) for first in range(20, 132, 56))]
 # Share of each chunk: cases along a path, and those that leave it in a later round.
 LEAST = {"grouped": 0.25, "vmap": 0.25, "left grouped": 0.08, "left vmap": 0.03}
 
