@@ -43,7 +43,9 @@ def client_id_of(context: Context) -> str:
         return str(config["client-id"])
     if "partition-id" not in config:
         return ""
-    return client_ids(int(config["num-partitions"]))[int(config["partition-id"])]
+    number = int(config["partition-id"])
+    # Settings written by hand may lack the number of partitions.
+    return client_ids(max(int(config.get("num-partitions", 0)), number + 1))[number]
 
 
 def make_client_app(

@@ -42,8 +42,17 @@ def joined(data: Any) -> tuple[FakeGrid, FlowerExecutor]:
 @pytest.mark.parametrize("size", [4, 11, 50])
 def test_partitions_of_a_simulation_are_the_clients_of_a_data_module(size: int) -> None:
     nodes = [{"partition-id": i, "num-partitions": size} for i in range(size)]
-    ids = [client_id_of(Context(1, 2, node, RecordDict(), {})) for node in nodes]
-    assert tuple(ids) == Digits(num_clients=size).client_ids
+    assert tuple(map(_id_of, nodes)) == Digits(num_clients=size).client_ids
+
+
+def test_settings_that_say_less_or_more_than_a_simulation() -> None:
+    assert _id_of({"partition-id": 12}) == "client-12"
+    assert _id_of({"partition-id": 3, "num-partitions": 50, "client-id": "ann"}) == "ann"
+    assert _id_of({}) == ""
+
+
+def _id_of(node: dict[str, Any]) -> str:
+    return client_id_of(Context(1, 2, node, RecordDict(), {}))
 
 
 def test_it_has_the_samples_that_its_sampler_gives() -> None:
