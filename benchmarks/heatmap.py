@@ -45,5 +45,5 @@ def draw(
             axes.text(j, i, f"{value:.0f}", ha="center", va="center", color=colour, size=7)
     axes.set_xlabel(title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)
