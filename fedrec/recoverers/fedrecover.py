@@ -25,7 +25,7 @@ from fedrec.recoverers.estimators import (
     PaperLBFGS,
 )
 from fedrec.recoverers.estimators.cohort import CohortEstimator
-from fedrec.recoverers.threshold import history_threshold
+from fedrec.recoverers.threshold import history_threshold, raised_threshold
 from fedrec.recoverers.update_filter import UpdateFilter
 from fedrec.types import CohortUpdates, RoundRecord
 
@@ -75,8 +75,11 @@ class FedRecover(ReplayRecoverer):
         correction_period: $T_c$, at least 1; `None` for no periodic correction.
         abnormality_threshold: A fixed $\tau > 0$ in place of the one from `tolerance_rate`.
         tolerance_rate: $\alpha$ in [0, 1), which sets $\tau$ from history: in every round at most
-            this fraction of the historical entries exceeds it. `None`, with no
-            `abnormality_threshold`, for no abnormality fixing.
+            this fraction of the historical entries exceeds it. $\tau$ rises where more of the exact
+            entries exceed it in a round of warm-up or correction, since a recording that learned
+            little has no large updates; with the paper's estimators it does not
+            (`Estimator.raises_threshold`). `None`, with no `abnormality_threshold`, for no
+            abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
         estimator: An `Estimator`, or the name of one with its default arguments: `"anchored"` for
             `AnchoredLBFGS`; `"average"` for `MovingAverage`; `"paired"` for `PairedLBFGS`, the
@@ -176,6 +179,10 @@ class FedRecover(ReplayRecoverer):
         self._reads_history = self._needs_stand_ins or (
             self.estimator is not None and self.estimator.reads_history
         )
+        # The tolerance rate by which the threshold rises; `None` where it does not.
+        self._raised_by: float | None = None
+        if self.estimator is not None and self.estimator.raises_threshold:
+            self._raised_by = None if abnormality_threshold is not None else self.tolerance_rate
         self._threshold = float("inf")
         self._num_estimated = self._num_filtered = 0
         # Of the last estimates: where one could not be used, the next round's are likely the same.
@@ -298,6 +305,10 @@ class FedRecover(ReplayRecoverer):
         if ids and reason != "final":
             exact = trusted.select(ids)
             self._cohort.observe(record.select(ids), exact, global_weights, reason)
+        if self._raised_by is not None and reason in ("warmup", "correction"):
+            self._threshold = raised_threshold(
+                self._threshold, trusted, self._raised_by, self._cohort.gather
+            )
         return self._filled(sent, client_ids, record, global_weights)
 
     def _filled(

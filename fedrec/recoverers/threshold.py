@@ -1,20 +1,26 @@
-"""Computing FedRecover's abnormality threshold from historical updates."""
+"""Computing FedRecover's abnormality threshold from recorded and exact updates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedrec.history.background import read_ahead
+from fedrec.types import CohortUpdates
 
 if TYPE_CHECKING:
     from fedrec.history.view import HistoryView
 
-__all__ = ["abnormality_threshold", "history_threshold", "largest_magnitudes"]
+__all__ = [
+    "abnormality_threshold",
+    "history_threshold",
+    "largest_magnitudes",
+    "raised_threshold",
+]
 
 # Entries that a CPU scans at a time: they stay in a core's cache while they are compared.
 _BLOCK = 1 << 18
@@ -110,11 +116,28 @@ def history_threshold(history: HistoryView, rounds: Iterable[int], tolerance_rat
     for record in read_ahead(history, highest_first, torch.device("cpu")):
         if bounds[record.round] <= threshold:
             break
-        own = record.sent.in_process().updates
-        allowed = _allowed(len(record.client_ids) * own.shape[1], tolerance_rate)
-        exceeding = history.gather(_exceeding(own, allowed, threshold))
-        threshold = _raised(threshold, exceeding, allowed)
+        threshold = raised_threshold(threshold, record.sent, tolerance_rate, history.gather)
     return threshold
+
+
+def raised_threshold(
+    threshold: float,
+    sent: CohortUpdates,
+    tolerance_rate: float,
+    gather: Callable[[Any], list[Any]],
+) -> float:
+    """Return the threshold after one more round.
+
+    Args:
+        threshold: That of the rounds before.
+        sent: The updates of the round.
+        tolerance_rate: As in `abnormality_threshold`.
+        gather: Returns a value of each process, in all of them.
+    """
+    own = sent.in_process().updates
+    allowed = _allowed(len(sent.client_ids) * own.shape[1], tolerance_rate)
+    exceeding = gather(_exceeding(own, allowed, threshold).cpu())
+    return _raised(threshold, exceeding, allowed)
 
 
 def _top(values: Sequence[Tensor], k: int) -> Tensor:

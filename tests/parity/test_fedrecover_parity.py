@@ -184,6 +184,67 @@ def test_threshold_is_the_largest_of_the_rounds_order_statistics(rate: float) ->
     assert max((np.abs(g) > found).sum() for g in rounds) <= allowed
 
 
+class Hold(Attack):
+    """Malicious clients take back what the others do: the model stays where it is."""
+
+    def craft(self, updates, malicious, ctx):
+        sizes = torch.arange(1.0, 1 + len(updates))
+        others = (sizes * ~malicious) @ updates
+        return torch.where(malicious[:, None], -others / sizes[malicious].sum(), updates)
+
+
+class LastSent(Estimator):
+    """Takes what a client has sent last; notes all of it."""
+
+    def start(self, history, rounds):
+        self.last, self.sent = {}, []
+
+    def observe(self, record, exact, global_weights, reason):
+        self.last.update(zip(record.client_ids, exact.clone(), strict=True))
+        self.sent.append((reason, exact.clone()))
+
+    def estimate(self, record, global_weights):
+        updates = torch.stack([self.last[c] for c in record.client_ids])
+        usable = torch.ones(len(updates), dtype=torch.bool)
+        return Estimates(updates, updates.abs().amax(dim=1), usable)
+
+
+class LastSentAsInThePaper(LastSent):
+    raises_threshold = False
+
+
+def test_threshold_rises_with_exact_updates_where_the_recording_has_learned_nothing() -> None:
+    federation = quadratic_federation(num_clients=5, size=6)
+    for client in federation.clients:  # gradients grow with the distance from a client's centre
+        client.hessian = -client.hessian
+    history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
+    loop.record(federation, FedAvg(), history, max_rounds=30, server_lr=0.1, attack=Hold())
+    benign = [c for c in federation.client_ids if c not in federation.malicious]
+
+    def order_statistic(updates):  # alpha = 0.1 allows two of 4 * 6 entries
+        return np.sort(np.abs(updates.double().numpy()).ravel())[::-1][2]
+
+    of_history = max(order_statistic(history.read_round(t, benign).updates) for t in range(30))
+    fixes = []
+    for estimator in (LastSent(), LastSentAsInThePaper()):
+        recoverer = FedRecover(
+            warmup_rounds=3,
+            correction_period=10,
+            final_rounds=1,
+            tolerance_rate=0.1,
+            estimator=estimator,
+        )
+        result = loop.recover(federation, history, recoverer, federation.malicious, attack=Hold())
+        exact = [sent for reason, sent in estimator.sent if reason in ("warmup", "correction")]
+        assert [len(sent) for sent in exact] == [4] * (3 + 2)
+        risen = max(of_history, *(order_statistic(sent) for sent in exact))
+        assert risen > 2 * of_history
+        expected = risen if estimator.raises_threshold else of_history
+        assert result.diagnostics["abnormality_threshold"] == expected
+        fixes.append(sum(entry.reason == "abnormality" for entry in result.ledger.entries))
+    assert fixes[0] < fixes[1]
+
+
 def test_without_estimates_only_exact_rounds_make_a_step() -> None:
     """The paper's variant without approximation: exact rounds alone, in order."""
     federation, history, loop = recorded()

@@ -71,7 +71,7 @@ class CohortEstimator:
             self._own[shard].observe(part, sent[shard].updates, global_weights, reason)
             for shard, part in _by_shard(record).items()
         ]
-        every = [one for some in self._gather(found) for one in some if one is not None]
+        every = [one for some in self.gather(found) for one in some if one is not None]
         if every:
             for estimator in self._own.values():
                 estimator.pool(every)
@@ -141,7 +141,7 @@ class CohortEstimator:
     def diagnostics(self) -> dict[str, float]:
         """Return the numbers of the estimator; see `Estimator.counted` for those of several."""
         own = [one.diagnostics() for one in self._own.values()]
-        every = [numbers for some in self._gather(own) for numbers in some]
+        every = [numbers for some in self.gather(own) for numbers in some]
         found: dict[str, float] = {}
         for name in dict.fromkeys(name for numbers in every for name in numbers):
             values = [numbers[name] for numbers in every if name in numbers]
@@ -151,7 +151,7 @@ class CohortEstimator:
                 found[name] = values[0] if len(set(values)) == 1 else fmean(values)
         return found
 
-    def _gather(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Return the value of each process, of which the first has the first shards."""
         return [value] if self._history is None else self._history.gather(value)
 

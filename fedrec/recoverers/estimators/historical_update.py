@@ -22,6 +22,8 @@ class HistoricalUpdate(Estimator):
         HistoricalUpdate()
     """
 
+    raises_threshold = False
+
     def estimate(self, record: RoundRecord, global_weights: Tensor) -> Estimates:
         """Return the recorded updates."""
         usable = torch.ones(len(record.client_ids), dtype=torch.bool)

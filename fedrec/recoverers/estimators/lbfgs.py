@@ -27,6 +27,7 @@ class _LBFGS(Estimator):
     r"""$\hat g_t^i = \bar g_t^i + \tilde H_t^i (\hat w_t - \bar w_t)$, with pairs of some kind."""
 
     assumes_gradients = True
+    raises_threshold = False
     counted = frozenset({"skipped_pairs"})
 
     def __init__(self, buffer_size: int) -> None:
