@@ -1,9 +1,16 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from fedrec.recoverers import threshold as module
-from fedrec.recoverers.threshold import abnormality_threshold, largest_magnitudes
+from fedrec.recoverers.threshold import (
+    abnormality_threshold,
+    largest_magnitudes,
+    raised_threshold,
+)
+from fedrec.types import CohortUpdates
 
 
 def reference(rounds: list[np.ndarray], allowed: list[int]) -> float:
@@ -52,6 +59,22 @@ def test_zeros_and_rounds_without_entries_give_zero() -> None:
 
 def test_largest_negative_entry_counts() -> None:
     assert abnormality_threshold([torch.tensor([[1.0, -3.0], [2.0, 0.5]])], 0.0) == 3.0
+
+
+def test_a_round_raises_the_threshold_whichever_processes_have_its_rows() -> None:
+    rows = torch.tensor([[9.0, -8.0, 1.0], [7.0, 2.0, -6.0]])
+    sent = CohortUpdates(
+        client_ids=("a", "b"), updates=rows, num_samples=torch.ones(2, dtype=torch.int64)
+    )
+    # floor(0.34 * 6) = 2 entries may exceed: 9 and 8 do, so the third largest is the threshold.
+    for before, after in [(0.0, 7.0), (6.5, 7.0), (7.0, 7.0), (7.5, 7.5)]:
+        assert raised_threshold(before, sent, 0.34, lambda value: [value]) == after
+    halves = [replace(sent, updates=row[None]) for row in rows]  # of two processes
+
+    def gather(value):
+        return [value, halves[1].updates[halves[1].updates.abs() > 6.5].abs()]
+
+    assert raised_threshold(6.5, halves[0], 0.34, gather) == 7.0
 
 
 def test_largest_magnitudes_of_rows() -> None:
