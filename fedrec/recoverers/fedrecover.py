@@ -25,7 +25,7 @@ from fedrec.recoverers.estimators import (
     PaperLBFGS,
 )
 from fedrec.recoverers.estimators.cohort import CohortEstimator
-from fedrec.recoverers.threshold import history_threshold, raised_threshold
+from fedrec.recoverers.threshold import AbnormalityThreshold
 from fedrec.recoverers.update_filter import UpdateFilter
 from fedrec.types import CohortUpdates, RoundRecord
 
@@ -75,11 +75,11 @@ class FedRecover(ReplayRecoverer):
         correction_period: $T_c$, at least 1; `None` for no periodic correction.
         abnormality_threshold: A fixed $\tau > 0$ in place of the one from `tolerance_rate`.
         tolerance_rate: $\alpha$ in [0, 1), which sets $\tau$ from history: in every round at most
-            this fraction of the historical entries exceeds it. $\tau$ rises where more of the exact
-            entries exceed it in a round of warm-up or correction, since a recording that learned
-            little has no large updates; with the paper's estimators it does not
-            (`Estimator.raises_threshold`). `None`, with no `abnormality_threshold`, for no
-            abnormality fixing.
+            this fraction of the historical entries exceeds it. Once more than half of the clients
+            are asked in a round and send what exceeds $\tau$, too, and is near to their estimates,
+            it rises so that the same holds for the exact updates of every correction; with the
+            paper's estimators it does not (`Estimator.raises_threshold`). `None`, with no
+            `abnormality_threshold`, for no abnormality fixing.
         final_rounds: $T_f$, 0 for no final tuning.
         estimator: An `Estimator`, or the name of one with its default arguments: `"anchored"` for
             `AnchoredLBFGS`; `"average"` for `MovingAverage`; `"paired"` for `PairedLBFGS`, the
@@ -179,11 +179,11 @@ class FedRecover(ReplayRecoverer):
         self._reads_history = self._needs_stand_ins or (
             self.estimator is not None and self.estimator.reads_history
         )
-        # The tolerance rate by which the threshold rises; `None` where it does not.
-        self._raised_by: float | None = None
-        if self.estimator is not None and self.estimator.raises_threshold:
-            self._raised_by = None if abnormality_threshold is not None else self.tolerance_rate
-        self._threshold = float("inf")
+        self._threshold = AbnormalityThreshold(
+            self.tolerance_rate,
+            self.abnormality_threshold,
+            rises=self.estimator is not None and self.estimator.raises_threshold,
+        )
         self._num_estimated = self._num_filtered = 0
         # Of the last estimates: where one could not be used, the next round's are likely the same.
         self._all_normal = True
@@ -241,16 +241,12 @@ class FedRecover(ReplayRecoverer):
         self.check_plan(max_rounds, None)
         rounds = self.rounds(history, max_rounds)
         self._num_estimated = self._num_filtered = 0
-        self._threshold = float("inf")
         if self._cohort is None:
             return
         self._cohort.start(history, rounds)
         if self._reads_history:
             self._check_kept(history, max_rounds)
-        if self.abnormality_threshold is not None:
-            self._threshold = self.abnormality_threshold
-        elif self.tolerance_rate is not None:
-            self._threshold = history_threshold(history, rounds, self.tolerance_rate)
+        self._threshold.start(history, rounds)
 
     def _check_kept(self, history: HistoryView, max_rounds: int) -> None:
         """Warn, or raise an error, about updates that the history did not keep."""
@@ -294,8 +290,12 @@ class FedRecover(ReplayRecoverer):
         record: RoundRecord,
         global_weights: Tensor,
         ctx: RecoveryContext,
+        replaced: CohortUpdates | None = None,
     ) -> CohortUpdates:
-        """Ask clients, filter their updates, and let the estimator learn from them."""
+        """Ask clients, filter their updates, and learn from them.
+
+        `replaced` are the estimates of these clients if they are asked because of abnormality.
+        """
         assert self._cohort is not None
         sent = trusted = ctx.exact(client_ids, reason)
         if self.update_filter is not None:
@@ -305,10 +305,7 @@ class FedRecover(ReplayRecoverer):
         if ids and reason != "final":
             exact = trusted.select(ids)
             self._cohort.observe(record.select(ids), exact, global_weights, reason)
-        if self._raised_by is not None and reason in ("warmup", "correction"):
-            self._threshold = raised_threshold(
-                self._threshold, trusted, self._raised_by, self._cohort.gather
-            )
+        self._threshold.observe(trusted, reason, replaced, len(ctx.client_ids), self._cohort.gather)
         return self._filled(sent, client_ids, record, global_weights)
 
     def _filled(
@@ -369,7 +366,7 @@ class FedRecover(ReplayRecoverer):
         return estimates, *self._verdicts(largest)
 
     def _verdicts(self, largest: Tensor) -> tuple[Tensor, Tensor]:
-        usable, normal = torch.isfinite(largest), largest <= self._threshold
+        usable, normal = torch.isfinite(largest), largest <= self._threshold.value
         return usable & normal, usable & ~normal
 
     def _aggregated(
@@ -411,7 +408,9 @@ class FedRecover(ReplayRecoverer):
         for reason, group in (("abnormality", exceeding), ("fallback", missing)):
             if group:
                 asked = [c for c in ctx.client_ids if c in group]
-                exact.append(self._exact(asked, reason, record, global_weights, ctx))
+                # A copy: the estimator may keep what it learns in the same memory.
+                replaced = estimates.joined(client_ids=asked) if group is exceeding else None
+                exact.append(self._exact(asked, reason, record, global_weights, ctx, replaced))
         known = set(usable).union(*(sent.client_ids for sent in exact))
         ids = [c for c in ctx.client_ids if c in known]
         return estimates.joined(*exact, client_ids=ids) if ids else None
@@ -436,7 +435,7 @@ class FedRecover(ReplayRecoverer):
     def state_dict(self) -> dict[str, Any]:
         """Return the threshold, the counters and the estimator's state."""
         return {
-            "threshold": self._threshold,
+            "threshold": self._threshold.state_dict(),
             "estimated": self._num_estimated,
             "filtered": self._num_filtered,
             "estimator": {} if self._cohort is None else self._cohort.state_dict(),
@@ -444,7 +443,7 @@ class FedRecover(ReplayRecoverer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self._threshold = state["threshold"]
+        self._threshold.load_state_dict(state["threshold"])
         self._num_estimated = state["estimated"]
         self._num_filtered = state["filtered"]
         if self._cohort is not None:
@@ -462,7 +461,7 @@ class FedRecover(ReplayRecoverer):
     def diagnostics(self) -> dict[str, float]:
         """Return the threshold, the numbers of updates estimated and filtered, and more."""
         return {
-            "abnormality_threshold": self._threshold,
+            "abnormality_threshold": self._threshold.value,
             "estimated_updates": float(self._num_estimated),
             "filtered_updates": float(self._num_filtered),
             **({} if self._cohort is None else self._cohort.diagnostics()),

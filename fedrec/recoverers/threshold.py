@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedrec.functional.distances import squared_norms
 from fedrec.history.background import read_ahead
 from fedrec.types import CohortUpdates
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fedrec.history.view import HistoryView
 
 __all__ = [
+    "AbnormalityThreshold",
     "abnormality_threshold",
     "history_threshold",
     "largest_magnitudes",
@@ -24,6 +26,77 @@ __all__ = [
 
 # Entries that a CPU scans at a time: they stay in a core's cache while they are compared.
 _BLOCK = 1 << 18
+
+
+class AbnormalityThreshold:
+    r"""What an estimate's largest magnitude may be in a recovery.
+
+    The threshold is that of the recording, `abnormality_threshold`. A recording that learned
+    nothing does not tell how large updates are. This shows when more than half of the clients are
+    asked in a round and all is well with their estimates: what they send exceeds the threshold,
+    too, and is nearer to the estimate than to zero. Updates have then outgrown the recording, and
+    from this round on the threshold is also that of the exact updates of every correction.
+
+    Args:
+        tolerance_rate: $\alpha$; `None` for no threshold.
+        fixed: A threshold in place of that of the recording, which does not rise.
+        rises: Whether that of the recording does.
+    """
+
+    def __init__(
+        self, tolerance_rate: float | None, fixed: float | None = None, *, rises: bool = True
+    ) -> None:
+        self._tolerance_rate = tolerance_rate if fixed is None else None
+        self._fixed = float("inf") if fixed is None else fixed
+        self._rises = rises
+        self._outgrown = False
+        self.value = self._fixed
+
+    def start(self, history: HistoryView, rounds: Iterable[int]) -> None:
+        """Take the threshold of a recording; see `history_threshold`."""
+        self._outgrown = False
+        self.value = self._fixed
+        if self._tolerance_rate is not None:
+            self.value = history_threshold(history, rounds, self._tolerance_rate)
+
+    def observe(
+        self,
+        exact: CohortUpdates,
+        reason: str,
+        replaced: CohortUpdates | None,
+        num_clients: int,
+        gather: Callable[[Any], list[Any]],
+    ) -> None:
+        """Learn from exact updates.
+
+        Args:
+            exact: What clients sent.
+            reason: Why they were asked.
+            replaced: The estimates of those who were asked because these exceed the threshold.
+            num_clients: Number of clients that take part.
+            gather: Returns a value of each process, in all of them.
+        """
+        if self._tolerance_rate is None or not self._rises:
+            return
+        rises = self._outgrown and reason == "correction"
+        if replaced is not None and not self._outgrown and 2 * len(exact.client_ids) > num_clients:
+            false_alarms = exact.measured(self._were_false, replaced.select(exact.client_ids))
+            rises = self._outgrown = 2 * int(false_alarms.sum()) > num_clients
+        if rises:
+            self.value = raised_threshold(self.value, exact, self._tolerance_rate, gather)
+
+    def _were_false(self, exact: CohortUpdates, estimates: CohortUpdates) -> Tensor:
+        """Return of which clients the estimate was right to exceed the threshold, shape (k,)."""
+        near = squared_norms(estimates.updates - exact.updates) < squared_norms(exact.updates)
+        return near & (largest_magnitudes(exact.updates) > self.value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed recovery needs."""
+        return {"value": self.value, "outgrown": self._outgrown}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.value, self._outgrown = state["value"], state["outgrown"]
 
 
 def largest_magnitudes(updates: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ class Estimator(Component, ABC):
     #: of a `record` have no entries, shapes $(0,)$ and $(k, 0)$.
     reads_history: bool = True
 
-    #: Whether the threshold that `FedRecover` has from the history rises with the exact updates of
-    #: the recovery. In the paper it does not: its estimates start from what was recorded.
+    #: Whether the threshold that `FedRecover` has from the history rises where updates outgrow the
+    #: recorded ones. In the paper it does not: its estimates start from what was recorded.
     raises_threshold: bool = True
 
     #: Names of `diagnostics` that count something: those of several shards are added up. Of other

@@ -6,6 +6,7 @@ import torch
 
 from fedrec.recoverers import threshold as module
 from fedrec.recoverers.threshold import (
+    AbnormalityThreshold,
     abnormality_threshold,
     largest_magnitudes,
     raised_threshold,
@@ -61,20 +62,66 @@ def test_largest_negative_entry_counts() -> None:
     assert abnormality_threshold([torch.tensor([[1.0, -3.0], [2.0, 0.5]])], 0.0) == 3.0
 
 
-def test_a_round_raises_the_threshold_whichever_processes_have_its_rows() -> None:
-    rows = torch.tensor([[9.0, -8.0, 1.0], [7.0, 2.0, -6.0]])
-    sent = CohortUpdates(
-        client_ids=("a", "b"), updates=rows, num_samples=torch.ones(2, dtype=torch.int64)
+def sent_by(rows: list[list[float]]) -> CohortUpdates:
+    ids = tuple("abcd"[: len(rows)])
+    return CohortUpdates(
+        client_ids=ids,
+        updates=torch.tensor(rows),
+        num_samples=torch.ones(len(rows), dtype=torch.int64),
     )
+
+
+def alone(value):
+    return [value]
+
+
+@pytest.mark.parametrize(
+    ("exact", "estimates", "threshold"),
+    [
+        pytest.param([[3.0, 0], [4, 0], [5, 0]], [[2.0, 0], [2, 1], [9, 0]], 5.0, id="all right"),
+        pytest.param([[3.0, 0], [4, 0]], [[2.0, 0], [2, 0]], 1.0, id="half of the clients"),
+        pytest.param([[3.0, 0], [4, 0], [5, 0]], [[2.0, 0], [2, 0], [-2, 0]], 1.0, id="one wrong"),
+        pytest.param([[3.0, 0], [4, 0], [1, 0]], [[2.0, 0], [2, 0], [1.5, 0]], 1.0, id="one small"),
+    ],
+)  # fmt: skip
+def test_threshold_rises_once_most_clients_are_asked_for_right_estimates(
+    exact: list[list[float]], estimates: list[list[float]], threshold: float
+) -> None:
+    tau = AbnormalityThreshold(tolerance_rate=0.0)
+    tau.value = 1.0  # of a recording; 4 clients
+    tau.observe(sent_by([[2.0, 0]] * 4), "correction", None, 4, alone)
+    assert tau.value == 1.0
+    tau.observe(sent_by(exact), "abnormality", sent_by(estimates), 4, alone)
+    assert tau.value == threshold
+    tau.observe(sent_by([[6.0, 0]]), "abnormality", sent_by([[6.0, 0]]), 4, alone)
+    assert tau.value == threshold
+    resumed = AbnormalityThreshold(tolerance_rate=0.0)
+    resumed.load_state_dict(tau.state_dict())
+    for one in (tau, resumed):
+        one.observe(sent_by([[-7.0, 0]] * 4), "correction", None, 4, alone)
+        assert one.value == (7.0 if threshold > 1 else 1.0)
+
+
+@pytest.mark.parametrize("options", [{"rises": False}, {"fixed": 1.0}])
+def test_a_threshold_that_does_not_rise(options: dict[str, float]) -> None:
+    tau = AbnormalityThreshold(tolerance_rate=0.0, **options)
+    tau.value = 1.0
+    tau.observe(sent_by([[9.0]] * 4), "abnormality", sent_by([[9.0]] * 4), 4, alone)
+    assert tau.value == 1.0
+
+
+def test_a_round_raises_the_threshold_whichever_processes_have_its_rows() -> None:
+    rows = [[9.0, -8.0, 1.0], [7.0, 2.0, -6.0]]
+    sent = sent_by(rows)
     # floor(0.34 * 6) = 2 entries may exceed: 9 and 8 do, so the third largest is the threshold.
     for before, after in [(0.0, 7.0), (6.5, 7.0), (7.0, 7.0), (7.5, 7.5)]:
-        assert raised_threshold(before, sent, 0.34, lambda value: [value]) == after
-    halves = [replace(sent, updates=row[None]) for row in rows]  # of two processes
+        assert raised_threshold(before, sent, 0.34, alone) == after
 
-    def gather(value):
-        return [value, halves[1].updates[halves[1].updates.abs() > 6.5].abs()]
+    def gather(value):  # of two processes
+        return [value, torch.tensor([7.0])]
 
-    assert raised_threshold(6.5, halves[0], 0.34, gather) == 7.0
+    first = replace(sent, updates=torch.tensor(rows[:1]))
+    assert raised_threshold(6.5, first, 0.34, gather) == 7.0
 
 
 def test_largest_magnitudes_of_rows() -> None:
