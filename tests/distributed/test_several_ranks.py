@@ -96,6 +96,7 @@ def test_recoveries_come_to_the_same_and_no_rank_gets_the_rows_of_others(tmp_pat
     for name in ("abnormal", "estimate"):  # some estimates are used, and some are not
         assert one[name]["estimated_updates"] > 0
         assert one[name]["asked"]["abnormality"] > 0
+    assert one["outgrown"]["asked"]["abnormality"] > 8 * 4  # most of them, in most rounds
     assert one["filter"]["filtered_updates"] > 0
     # Half of the eight clients have no estimate in the eight estimated rounds.
     assert one["own"]["asked"] == {
