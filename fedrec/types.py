@@ -329,8 +329,13 @@ def rows_of(parts: Sequence[tuple[Sequence[str], Tensor]], client_ids: Sequence[
     Args:
         parts: Clients, and their rows.
         client_ids: Clients, each of which has a row in one of the parts.
+
+    Raises:
+        KeyError: If a client has none.
     """
     place = {c: i for i, c in enumerate(client_ids)}
+    if missing := place.keys() - {c for ids, _ in parts for c in ids}:
+        raise KeyError(*sorted(missing))
     found = parts[0][1].new_empty(len(place), *parts[0][1].shape[1:])
     for ids, rows in parts:
         there = [(i, place[c]) for i, c in enumerate(ids) if c in place]

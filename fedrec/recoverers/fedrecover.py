@@ -294,7 +294,7 @@ class FedRecover(ReplayRecoverer):
     ) -> CohortUpdates:
         """Ask clients, filter their updates, and learn from them.
 
-        `replaced` are the estimates of these clients if they are asked because of abnormality.
+        `replaced` are the round's abnormal estimates.
         """
         assert self._cohort is not None
         sent = trusted = ctx.exact(client_ids, reason)
@@ -402,14 +402,14 @@ class FedRecover(ReplayRecoverer):
             return estimates
         exceeding = set(compress(record.client_ids, abnormal.tolist()))
         missing = set(ctx.client_ids).difference(usable, exceeding)
-        if self.on_missing == "estimate":  # the next estimates may be written to the same memory
+        # Copies: the next estimates, and what is learned, may be written to the same memory.
+        replaced = estimates.joined(client_ids=[c for c in ctx.client_ids if c in exceeding])
+        if self.on_missing == "estimate":
             estimates = estimates.joined(client_ids=usable)
         exact = []
         for reason, group in (("abnormality", exceeding), ("fallback", missing)):
             if group:
                 asked = [c for c in ctx.client_ids if c in group]
-                # A copy: the estimator may keep what it learns in the same memory.
-                replaced = estimates.joined(client_ids=asked) if group is exceeding else None
                 exact.append(self._exact(asked, reason, record, global_weights, ctx, replaced))
         known = set(usable).union(*(sent.client_ids for sent in exact))
         ids = [c for c in ctx.client_ids if c in known]

@@ -72,14 +72,15 @@ class AbnormalityThreshold:
         Args:
             exact: What clients sent.
             reason: Why they were asked.
-            replaced: The estimates of those who were asked because these exceed the threshold.
+            replaced: In a round of estimates, those that exceed the threshold.
             num_clients: Number of clients that take part.
             gather: Returns a value of each process, in all of them.
         """
         if self._tolerance_rate is None or not self._rises:
             return
         rises = self._outgrown and reason == "correction"
-        if replaced is not None and not self._outgrown and 2 * len(exact.client_ids) > num_clients:
+        asked_for_them = reason == "abnormality" and 2 * len(exact.client_ids) > num_clients
+        if replaced is not None and asked_for_them and not self._outgrown:
             false_alarms = exact.measured(self._were_false, replaced.select(exact.client_ids))
             rises = self._outgrown = 2 * int(false_alarms.sum()) > num_clients
         if rises:

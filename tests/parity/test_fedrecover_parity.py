@@ -231,7 +231,10 @@ def risen_threshold(tau, sent, num_clients, order_statistic):
     return tau
 
 
-def test_threshold_rises_where_updates_outgrow_a_recording_that_learned_nothing() -> None:
+@pytest.mark.parametrize("on_missing", ["drop", "estimate"])  # nobody is missing
+def test_threshold_rises_where_updates_outgrow_a_recording_that_learned_nothing(
+    on_missing: str,
+) -> None:
     federation = quadratic_federation(num_clients=5, size=6)
     for client in federation.clients:  # gradients grow with the distance from a client's centre
         client.hessian = -client.hessian
@@ -252,6 +255,7 @@ def test_threshold_rises_where_updates_outgrow_a_recording_that_learned_nothing(
             final_rounds=1,
             tolerance_rate=0.1,
             estimator=estimator,
+            on_missing=on_missing,
         )
         result = loop.recover(federation, history, recoverer, federation.malicious, attack=Hold())
         risen = risen_threshold(of_history, estimator.sent, len(benign), order_statistic)
