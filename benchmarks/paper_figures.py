@@ -37,6 +37,13 @@ SCALE = (
 )
 RULES = "aggregator=FedAvg,Median,TrimmedMean"
 ATTACKS = "attack=TrimAttack,BackdoorAttack"
+OTHER_RULES = "aggregator=FedAvg,Median"
+ERRORS, RATES = "detector.init_args", "0,0.2,0.4,0.5"
+# Beside what the recipe has.
+ANCHORED = (
+    "recoverers=[{class_path: FedRecover, init_args: {estimator: paired}}, TrainFromScratch, "
+    "{class_path: FedRecover, label: anchored, init_args: {estimator: anchored}}]"
+)
 FED_RECOVER, FINE_TUNE = "recoverers.0.init_args", "recoverers.2.init_args"
 LITERAL = tuple(f"recoverers.{i}.init_args.estimator=paper" for i in (0, 2, 3, 4))
 CURVATURE = (
@@ -133,6 +140,8 @@ EXPERIMENTS = (
     ),
     Experiment("fnr", "detection_errors", ("detector.init_args.fnr=0,0.2,0.4",), f"{LINES} fnr"),
     Experiment("fpr", "detection_errors", ("detector.init_args.fpr=0,0.2,0.4",), f"{LINES} fpr"),
+    Experiment("fnr_rules", "detection_errors", (OTHER_RULES, f"{ERRORS}.fnr={RATES}", ANCHORED)),
+    Experiment("fpr_rules", "detection_errors", (OTHER_RULES, f"{ERRORS}.fpr={RATES}", ANCHORED)),
     Experiment("history_reused", "history_reused", (ATTACKS,)),
     Experiment(
         "cp_distribution",
