@@ -1,14 +1,17 @@
-"""One accelerator beside the CPU: the same numbers, and how much faster.
+"""One accelerator, or several, beside the CPU: the same numbers, and how much faster.
 
     python benchmarks/accelerator.py --accelerator gpu --csv accelerator.csv
+    python benchmarks/accelerator.py --accelerator gpu --devices 2
     python benchmarks/accelerator.py --accelerator cpu --clients 20 --rounds 30
 
-First it checks: the updates of a round on the accelerator are those of the CPU within 1e-5, the
-kernel of order statistics gives the CPU's values, and a short recording and recoveries end at the
-same model within 1e-3. It stops there, with an error, if anything differs. Then it measures the
-median and the trimmed mean beside a copy of the updates within the memory of the device, and the
-milliseconds a round of recording, training from scratch and FedRecover, with the history in memory:
-17 GB of it with 100 clients and 300 rounds.
+First it checks: the updates of a round on the accelerator are those of the CPU within 1e-5, those
+on disk are those in memory, the kernel of order statistics gives the CPU's values, a short
+recording and recoveries end at the same model within 1e-3, and several devices end at the same bits
+as one of them. It stops there, with an error, if anything differs. Then it measures, on one device,
+the median and the trimmed mean beside a copy of the updates, and the milliseconds a round of
+recording, training from scratch and FedRecover, with the history in memory: 17 GB of it with 100
+clients and 300 rounds, and for a while as much on disk. How several devices share the work, and
+what they send each other, is for ranks.py to measure.
 
 What it decides:
 
@@ -19,6 +22,7 @@ What it decides:
 - FedRecover is far from `ideal`, what training from scratch takes times the part of its updates
   that is asked for: look at estimates (torch's operations there), and at the way of rounds from
   the host's memory to the device.
+- Recording on disk takes much longer than in memory: look at how rounds leave the device.
 - The checks fail: a path is wrong there, and the rest has to wait.
 """
 
@@ -26,6 +30,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +42,11 @@ from timing import table, write_csv
 from torch import Tensor
 from workloads import workload
 
+from fedrec.aggregators import FedAvg
 from fedrec.attacks import TrimAttack
 from fedrec.functional import coordinate_median, trimmed_mean
 from fedrec.functional.aggregation.order_statistics import choose_kernel
-from fedrec.history import MemoryHistory
+from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
 from fedrec.loop import FederatedLoop
 from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.types import RunResult
@@ -48,10 +55,12 @@ CPU = torch.device("cpu")
 ESTIMATORS = ("anchored", "average", "paired")
 
 
-def loop_on(accelerator: str) -> FederatedLoop:
+def loop_on(accelerator: str, devices: int = 1, num_shards: int | None = None) -> FederatedLoop:
     """Return a quiet loop without evaluations, and without TF32."""
     return FederatedLoop(
         accelerator=accelerator,
+        devices=devices,
+        num_shards=num_shards,
         enable_progress_bar=False,
         logger=False,
         eval_every=10**9,
@@ -72,39 +81,65 @@ def check(name: str, found: float, most: float) -> list[object]:
     return [name, "", "", "", f"{found:.1e}"]
 
 
-def checks(accelerator: str, device: torch.device, clients: int) -> list[list[object]]:
+def models(loop: FederatedLoop, clients: int) -> dict[str, Tensor]:
+    """Return the models at the end of a short recording and of its recoveries."""
+    federation, history = workload("cnn", clients), MemoryHistory()
+    run = loop.record(
+        federation,
+        RULES["trimmed-mean"](),
+        history,
+        max_rounds=30,
+        server_lr=0.05,
+        attack=TrimAttack(),
+    )
+    found = {"model after 30 rounds": run.global_weights}
+    for name in ESTIMATORS:
+        settings = FedRecover(warmup_rounds=5, correction_period=5, final_rounds=2, estimator=name)
+        again = loop.recover(federation, history, settings, federation.malicious)
+        found[f"recovered model, {name}"] = again.global_weights
+    return found
+
+
+def updates(loop: FederatedLoop, clients: int, history: HistoryStore, rounds: int) -> Tensor:
+    """Return the updates of the last of some rounds, as they were stored."""
+    loop.record(workload("cnn", clients), FedAvg(), history, max_rounds=rounds, server_lr=0.05)
+    return history.read_round(rounds - 1).updates
+
+
+def checks(accelerator: str, clients: int) -> list[list[object]]:
     """Compare the accelerator's results with the CPU's."""
-    rows, first, last, recovered = [], [], [], dict[str, list[Tensor]]()
-    for where in ("cpu", accelerator):
-        federation, history = workload("cnn", clients), MemoryHistory()
-        loop = loop_on(where)
-        run = loop.record(
-            federation,
-            RULES["trimmed-mean"](),
-            history,
-            max_rounds=30,
-            server_lr=0.05,
-            attack=TrimAttack(),
-        )
-        first.append(history.read_round(0).updates.to(CPU))
-        last.append(run.global_weights)
-        for name in ESTIMATORS:
-            settings = FedRecover(
-                warmup_rounds=5, correction_period=5, final_rounds=2, estimator=name
-            )
-            again = loop.recover(federation, history, settings, federation.malicious)
-            recovered.setdefault(name, []).append(again.global_weights)
-    worst = max(difference(b, a) for a, b in zip(*first, strict=True))
-    rows.append(check("updates of a round", worst, 1e-5))
-    rows.append(check("model after 30 rounds", difference(last[1], last[0]), 1e-3))
-    for name, (on_cpu, there) in recovered.items():
-        rows.append(check(f"recovered model, {name}", difference(there, on_cpu), 1e-3))
+    rows, cpu, there = [], loop_on("cpu"), loop_on(accelerator)
+    found = updates(there, clients, MemoryHistory(), 1)
+    expected = updates(cpu, clients, MemoryHistory(), 1)
+    rows.append(check("updates of a round", difference(found, expected), 1e-5))
+    with tempfile.TemporaryDirectory() as folder, LMDBHistory(folder) as history:
+        found = updates(there, clients, history, 10)
+    expected = updates(there, clients, MemoryHistory(), 10)
+    rows.append(check("updates on disk, round 9", difference(found, expected), 1e-5))
+    on_cpu = models(cpu, clients)
+    for name, model in models(there, clients).items():
+        rows.append(check(name, difference(model, on_cpu[name]), 1e-3))
+    device = there.runtime.device
     for m in (7, clients):
-        updates = torch.randn(m, 139_960, generator=torch.Generator().manual_seed(0))
+        sent = torch.randn(m, 139_960, generator=torch.Generator().manual_seed(0))
         for name, rule in rules(m).items():
-            found = difference(rule(updates.to(device)), rule(updates))
-            rows.append(check(f"{name} of {m}", found, 1e-6))
+            rows.append(
+                check(f"{name} of {m}", difference(rule(sent.to(device)), rule(sent)), 1e-6)
+            )
     return rows
+
+
+def sharing(accelerator: str, devices: int, clients: int) -> list[list[object]]:
+    """Compare the results of several devices with one's; end all processes but the first."""
+    several = loop_on(accelerator, devices, num_shards=devices)
+    found = models(several, clients)
+    if not several.is_global_zero:
+        sys.exit()
+    expected = models(loop_on(accelerator, num_shards=devices), clients)
+    return [
+        check(f"{name}, {devices} devices and one", difference(model, expected[name]), 0.0)
+        for name, model in found.items()
+    ]
 
 
 def rules(num_clients: int) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -142,15 +177,24 @@ def kernels(device: torch.device, clients: int) -> list[list[object]]:
 def runs(accelerator: str, clients: int, rounds: int) -> list[list[object]]:
     """Time recording, training from scratch and recovery."""
     loop, federation, history = loop_on(accelerator), workload("cnn", clients), MemoryHistory()
-    ways: dict[str, Callable[[], RunResult]] = {
-        "record": lambda: loop.record(
+
+    def record(history: HistoryStore) -> RunResult:
+        return loop.record(
             federation,
             RULES["trimmed-mean"](),
             history,
             max_rounds=rounds,
             server_lr=0.05,
             attack=TrimAttack(),
-        ),
+        )
+
+    def record_on_disk() -> RunResult:
+        with tempfile.TemporaryDirectory() as folder, LMDBHistory(folder) as on_disk:
+            return record(on_disk)
+
+    ways: dict[str, Callable[[], RunResult]] = {
+        "record": lambda: record(history),
+        "record on disk": record_on_disk,
         "train from scratch": lambda: loop.recover(
             federation, history, TrainFromScratch(), federation.malicious
         ),
@@ -176,14 +220,18 @@ def main() -> None:
     """Check, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--accelerator", default="auto", help="as FederatedLoop takes it")
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=300, help="56 MB of memory each, 100 clients")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
+    rows, few = [], min(arguments.clients, 20)
+    if arguments.devices > 1:
+        rows = sharing(arguments.accelerator, arguments.devices, few)
     device = loop_on(arguments.accelerator).runtime.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {arguments.clients} clients of the paper's CNN")
-    rows = checks(arguments.accelerator, device, min(arguments.clients, 20))
+    rows += checks(arguments.accelerator, few)
     rows += kernels(device, arguments.clients)
     for clients in (arguments.clients, max(arguments.clients // 5, 5)):
         rows += runs(arguments.accelerator, clients, arguments.rounds)

@@ -33,7 +33,8 @@ class BackgroundWriter:
     """Writes rounds in order, while others are computed.
 
     A round is handed over when the one before is stored: memory stays at two rounds, however slow
-    the disk. Of small rounds up to 8, or 4 MiB, may wait.
+    the disk. Of small rounds up to 8, or 4 MiB, may wait. From a GPU, rounds are copied in a stream
+    of their own, beside what computes the next one.
 
     Args:
         history: Where to write.
@@ -43,6 +44,7 @@ class BackgroundWriter:
         self._history = history
         self._thread = ThreadPoolExecutor(1, "fedrec-history-writer")
         self._gives_way = False
+        self._stream: torch.cuda.Stream | None = None
         self._waiting: deque[tuple[Future[None], int]] = deque()  # with the bytes of the round
 
     def write(self, record: RoundRecord) -> None:
@@ -65,7 +67,19 @@ class BackgroundWriter:
         if size >= _WORTH_A_THREAD and not self._gives_way:
             self._gives_way = True
             self._thread.submit(_give_way)
-        self._waiting.append((self._thread.submit(self._history.write_round, record), size))
+        device, computed = record.aggregate.device, None
+        if device.type == "cuda":
+            self._stream = self._stream or torch.cuda.Stream(device)
+            computed = torch.cuda.current_stream(device).record_event()
+        self._waiting.append((self._thread.submit(self._store, record, computed), size))
+
+    def _store(self, record: RoundRecord, computed: torch.cuda.Event | None) -> None:
+        if self._stream is None or computed is None:
+            self._history.write_round(record)
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(computed)
+            self._history.write_round(record)
 
     def _finish_first(self) -> None:
         first, _ = self._waiting.popleft()

@@ -15,18 +15,31 @@ from fedrec.types import CohortUpdates, RoundRecord
 __all__ = ["to_array", "to_arrays", "to_record"]
 
 
-def to_array(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor as an array, which shares its memory if that is possible."""
-    result: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
+def to_array(tensor: Tensor, *, pinned: bool = False) -> NDArray[Any]:
+    """Return a tensor as an array, which shares its memory if that is possible.
+
+    Args:
+        tensor: The tensor.
+        pinned: Copy from a GPU to pinned memory, which it writes at full speed, and of which there
+            is little.
+    """
+    tensor = tensor.detach()
+    if pinned and tensor.is_cuda:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        tensor = host.copy_(tensor)
+    result: NDArray[Any] = tensor.cpu().contiguous().numpy()
     return result
 
 
-def to_arrays(record: RoundRecord, updates: Tensor | None = None) -> RoundArrays:
+def to_arrays(
+    record: RoundRecord, updates: Tensor | None = None, *, pinned: bool = False
+) -> RoundArrays:
     """Return a record as arrays, which share its memory where that is possible.
 
     Args:
         record: The record.
         updates: What to take for its updates; by default `record.updates`.
+        pinned: As in `to_array`, for arrays that are soon gone.
 
     Raises:
         ShapeError: If a tensor is not float32 (`num_samples`: int64, `buffers`: or float64).
@@ -46,7 +59,7 @@ def to_arrays(record: RoundRecord, updates: Tensor | None = None) -> RoundArrays
             raise ShapeError(
                 f"Expected `{name}` of round {record.round} to be {dtype}, but got {tensor.dtype}."
             )
-        arrays[name] = to_array(tensor)
+        arrays[name] = to_array(tensor, pinned=pinned)
     return RoundArrays(
         round=record.round,
         global_weights=arrays["global_weights"],

@@ -446,7 +446,7 @@ class ShardedHistory(HistoryStore):
             updates, row_ids = sent.part, sent.own_ids
         else:
             updates, row_ids = sent.updates, list(sent.client_ids)
-        arrays = to_arrays(record, updates)
+        arrays = to_arrays(record, updates, pinned=True)
         dropped = frozenset(arrays.client_ids).difference(row_ids)
         self._write(
             dataclasses.replace(arrays, dropped=dropped), row_ids, self._encoded.pop(updates)

@@ -27,7 +27,7 @@ class EncodedUpdates:
 
         from fedrec.history.conversion import to_array
 
-        rows, decoded = encode_rows(codec, to_array(updates))
+        rows, decoded = encode_rows(codec, to_array(updates, pinned=True))
         key, encoded = id(updates), self._rows
         encoded[key] = weakref.ref(updates, lambda _: encoded.pop(key, None)), rows
         return torch.from_numpy(decoded).to(updates.device)

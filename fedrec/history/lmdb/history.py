@@ -219,7 +219,7 @@ class LMDBHistory(HistoryStore):
         """
         from fedrec.history.conversion import to_arrays
 
-        arrays = to_arrays(record)
+        arrays = to_arrays(record, pinned=True)
         encoded = self._encoded.pop(record.updates)
         self.append(arrays if encoded is None else dataclasses.replace(arrays, encoded=encoded))
 

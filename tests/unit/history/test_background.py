@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from fedrec.testing.problems import quadratic_federation
 from fedrec.types import CohortUpdates, RoundRecord
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda", 1)
 CLIENTS = ("a", "b", "c")
 SIZE = 2**18  # two clients' updates of a round are 2 MiB, and read ahead
 
@@ -319,3 +321,47 @@ def test_a_recovery_reads_the_updates_of_a_round_once(recoverer, reads) -> None:
     final = set(range(35, 40))  # asked without looking at history
     for t in set(range(40)) - final:
         assert sum(1 for u, ids, _ in history.reads if u == t and ids) <= reads
+
+
+def test_from_a_gpu_rounds_are_stored_in_a_stream_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No GPU is needed: streams note what is asked of them, in which order."""
+    asked: list[str] = []
+    current = threading.local()  # as in torch, every thread has its own
+
+    class Stream:
+        def __init__(self, name: object) -> None:
+            self.name = name
+            asked.append(f"made for {name}")
+
+        def record_event(self) -> str:
+            asked.append("computed")
+            return "what was computed"
+
+        def wait_event(self, event: str) -> None:
+            asked.append(f"waits for {event}")
+
+    @contextmanager
+    def stream(wanted: Stream) -> Iterator[None]:
+        current.stream = wanted
+        yield
+        current.stream = None
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    computing = Stream("computing")
+
+    class There(Watched):
+        def write_round(self, record: RoundRecord) -> None:
+            asked.append(f"stores in that for {current.stream.name}")
+
+    writer = BackgroundWriter(There())
+    for t in range(2):
+        there = SimpleNamespace(round=t, sent=record(t).sent, aggregate=SimpleNamespace(device=GPU))
+        writer.write(there)
+        writer.wait()
+    writer.close()
+    stored = ["waits for what was computed", "stores in that for cuda:1"]
+    assert asked[1:] == ["made for cuda:1", "computed", *stored, "computed", *stored]
