@@ -89,12 +89,11 @@ class Sharding:
         ends = [v * width // self.num_shards for v in range(self.num_shards + 1)]
         return [slice(*pair) for pair in pairwise(ends)]
 
-    def columns(self, width: int) -> list[slice]:
-        """Return the columns of each rank: the blocks of its shards."""
+    def blocks_by_rank(self, width: int) -> list[list[slice]]:
+        """Return the blocks of columns of each rank: those of its shards."""
         blocks = self.blocks(width)
         ranks = groupby(range(self.num_shards), key=self.owner)
-        own = [list(shards) for _, shards in ranks]
-        return [slice(blocks[v[0]].start, blocks[v[-1]].stop) for v in own]
+        return [[blocks[v] for v in shards] for _, shards in ranks]
 
     def counts(self, client_ids: Sequence[str]) -> list[int]:
         """Return how many of the clients belong to each rank."""

@@ -114,8 +114,9 @@ class ShardedUpdates(CohortUpdates):
         """Return what a function makes of every column by itself; rows are as `places` says."""
         if self.is_narrow:
             return function(self.updates[self.places])
-        blocks = self._each_block(lambda _, block: function(block))
-        return self.ranks.whole(torch.cat(blocks), self._columns)
+        found = self._each_block(lambda _, block: function(block))
+        ranks = [slice(of[0].start, of[-1].stop) for of in self._blocks]
+        return self.ranks.whole(torch.cat(found), ranks)
 
     def rows_by_columns(
         self, function: Callable[[slice, Tensor], Tensor], client_ids: Sequence[str]
@@ -134,8 +135,7 @@ class ShardedUpdates(CohortUpdates):
             begin = sum(counts[: self.sharding.rank])
             part = rows[begin : begin + counts[self.sharding.rank]]
         else:
-            blocks = torch.cat(self._each_block(function), dim=1)
-            part = self.ranks.rows_of_columns(blocks, counts, self._columns)
+            part = self.ranks.rows_of_columns(self._each_block(function), counts, self._blocks)
         return self.select(client_ids)._with(part=part)
 
     def _each_block(self, function: Callable[[slice, Tensor], Tensor]) -> list[Tensor]:
@@ -143,19 +143,16 @@ class ShardedUpdates(CohortUpdates):
 
         There is a block for each shard, so that bits do not depend on the number of ranks.
         """
-        width, own = self.part.shape[1], self.sharding.own
-        columns = self.sharding.blocks(width)
         kept: Sequence[Tensor] | None = self.__dict__.pop("_kept", None)
         if kept is None:
             counts = self.sharding.counts(self.client_ids)
-            found = self.ranks.columns(self.part, counts, self._columns)
-            kept = found.split([columns[v].stop - columns[v].start for v in own], dim=1)
+            kept = self.ranks.columns(self.part, counts, self._blocks)
         # Of the whole width, as everywhere: the kernel must not depend on the number of shards.
-        kernel = choose_kernel(self.part.device, len(self.client_ids), width)
+        kernel = choose_kernel(self.part.device, len(self.client_ids), self.part.shape[1])
         with use_kernel(kernel):
             return [
-                function(columns[v], block.contiguous())  # else its memory depends on the ranks
-                for v, block in zip(own, kept, strict=True)
+                function(columns, block.contiguous())  # else its memory depends on the ranks
+                for columns, block in zip(self._blocks[self.sharding.rank], kept, strict=True)
             ]
 
     def keep(self, blocks: Sequence[Tensor]) -> None:
@@ -168,8 +165,8 @@ class ShardedUpdates(CohortUpdates):
             self.__dict__["_kept"] = blocks
 
     @property
-    def _columns(self) -> list[slice]:
-        return self.sharding.columns(self.part.shape[1])
+    def _blocks(self) -> list[list[slice]]:
+        return self.sharding.blocks_by_rank(self.part.shape[1])
 
     @property
     def is_narrow(self) -> bool:
