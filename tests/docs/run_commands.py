@@ -49,7 +49,9 @@ LEFT_OUT = {
     "mlflow ": "serves pages until it is stopped",
     "make test": "every change has to pass it",
     "fedrec run recipes/mnist/": "MNIST is not bundled",
+    "fedrec record recipes/paper/": "MNIST is not bundled",
     "fedrec recover runs/trimmed_mean_trim": "MNIST is not bundled",
+    "fedrec recover runs/unlike": "MNIST is not bundled",
     "pip install fedrec[": "extras are installed already",
     "fedrec history new-key /somewhere/else/": "this path stands for one of the reader's own",
 }
