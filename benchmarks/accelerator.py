@@ -44,6 +44,7 @@ from workloads import workload
 
 from fedrec.aggregators import FedAvg
 from fedrec.attacks import TrimAttack
+from fedrec.federation import Federation
 from fedrec.functional import coordinate_median, trimmed_mean
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.history import HistoryStore, LMDBHistory, MemoryHistory
@@ -81,18 +82,24 @@ def check(name: str, found: float, most: float) -> list[object]:
     return [name, "", "", "", f"{found:.1e}"]
 
 
-def models(loop: FederatedLoop, clients: int) -> dict[str, Tensor]:
-    """Return the models at the end of a short recording and of its recoveries."""
-    federation, history = workload("cnn", clients), MemoryHistory()
-    run = loop.record(
+def record(
+    loop: FederatedLoop, federation: Federation, history: HistoryStore, rounds: int
+) -> RunResult:
+    """Record under attack, with the trimmed mean."""
+    return loop.record(
         federation,
         RULES["trimmed-mean"](),
         history,
-        max_rounds=30,
+        max_rounds=rounds,
         server_lr=0.05,
         attack=TrimAttack(),
     )
-    found = {"model after 30 rounds": run.global_weights}
+
+
+def models(loop: FederatedLoop, clients: int) -> dict[str, Tensor]:
+    """Return the models at the end of a short recording and of its recoveries."""
+    federation, history = workload("cnn", clients), MemoryHistory()
+    found = {"model after 30 rounds": record(loop, federation, history, 30).global_weights}
     for name in ESTIMATORS:
         settings = FedRecover(warmup_rounds=5, correction_period=5, final_rounds=2, estimator=name)
         again = loop.recover(federation, history, settings, federation.malicious)
@@ -178,22 +185,12 @@ def runs(accelerator: str, clients: int, rounds: int) -> list[list[object]]:
     """Time recording, training from scratch and recovery."""
     loop, federation, history = loop_on(accelerator), workload("cnn", clients), MemoryHistory()
 
-    def record(history: HistoryStore) -> RunResult:
-        return loop.record(
-            federation,
-            RULES["trimmed-mean"](),
-            history,
-            max_rounds=rounds,
-            server_lr=0.05,
-            attack=TrimAttack(),
-        )
-
     def record_on_disk() -> RunResult:
         with tempfile.TemporaryDirectory() as folder, LMDBHistory(folder) as on_disk:
-            return record(on_disk)
+            return record(loop, federation, on_disk, rounds)
 
     ways: dict[str, Callable[[], RunResult]] = {
-        "record": lambda: record(history),
+        "record": lambda: record(loop, federation, history, rounds),
         "record on disk": record_on_disk,
         "train from scratch": lambda: loop.recover(
             federation, history, TrainFromScratch(), federation.malicious

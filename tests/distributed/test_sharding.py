@@ -214,6 +214,9 @@ class Together(Ranks):
         self.num_exchanges += 1
         for r, sent in enumerate(self.gather(leaving)):
             for into, part in zip(arriving.get(r, ()), sent.get(self.rank, ()), strict=True):
+                assert part.shape == into.shape
+                assert part.is_contiguous()
+                assert into.is_contiguous()
                 into.copy_(part)
 
 
