@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedrec._checks import check_float
+from fedrec.aggregators.byzantine import count_of
 from fedrec.functional.consistency import row_cosines
 from fedrec.functional.recovery.crab import loss_windows, softmax_divergence
 from fedrec.recoverers._calibration import calibrated
@@ -110,7 +111,7 @@ class Crab(Recoverer):
         if t not in self._selected or not record.client_ids:
             return global_weights
         cosines = record.sent.measured(lambda sent: row_cosines(sent.updates, record.aggregate))
-        count = max(1, int(self.client_ratio * len(cosines)))
+        count = max(1, count_of(self.client_ratio, len(cosines)))
         best = cosines.argsort(descending=True, stable=True)[:count].sort().values
         ids = [record.client_ids[i] for i in best.tolist()]
         if t == self._first:
@@ -133,7 +134,7 @@ class Crab(Recoverer):
             weights = following
         selected = []
         for window in loss_windows(losses, self.loss_drop):
-            count = max(1, int(self.round_ratio * len(window)))
+            count = max(1, count_of(self.round_ratio, len(window)))
             selected += sorted(window, key=lambda i: -moves[i])[:count]
         return sorted(self._first + i for i in selected)
 

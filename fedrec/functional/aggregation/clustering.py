@@ -16,8 +16,9 @@ def majority_cluster(distances: Tensor) -> Tensor:
     r"""Find the densest group of more than half of the clients.
 
     The group is the smallest set of at least $\lfloor m/2 \rfloor + 1$ clients that single linkage
-    joins. It is what HDBSCAN with this `min_cluster_size` and a single cluster allowed returns: two
-    clusters of that size cannot exist, so the tree is cut where the only one would fall apart.
+    joins. It is what HDBSCAN with this `min_cluster_size`, `min_samples=1` and a single cluster
+    allowed returns: two clusters of that size cannot exist, so the tree is cut where the only one
+    would fall apart.
 
     Args:
         distances: Shape $(m, m)$, symmetric.
