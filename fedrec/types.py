@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrec._frames import data_frame
-from fedrec.exceptions import ConfigurationError
+from fedrec.exceptions import ConfigurationError, expected
 from fedrec.parameters import ParameterVector
 from fedrec.random import torch_generator
 
@@ -435,6 +435,9 @@ class Detection:
         scores: Suspicion score per client at the decision, larger is more suspicious.
         round_scores: Scores per client by round, where the detector has any.
 
+    Raises:
+        ConfigurationError: If `malicious` or `seen` is a text.
+
     Examples:
         >>> detection = Detection(
         ...     malicious=("b",), seen=("a", "b"), round=7, scores={"a": 0.1, "b": 0.9}
@@ -454,6 +457,13 @@ class Detection:
     round_scores: Mapping[int, Mapping[str, float]] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        for name in ("malicious", "seen"):
+            ids = getattr(self, name)
+            if isinstance(ids, str):
+                raise ConfigurationError(expected(name, "clients in a tuple", ids))
+            object.__setattr__(self, name, tuple(ids))
 
     def precision(self, truth: Sequence[str]) -> float | None:
         """Fraction of the flagged clients that are malicious; `None` if nobody was flagged."""

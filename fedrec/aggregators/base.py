@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedrec._checks import check_instance
+from fedrec._guard import left_alone, returned
 from fedrec.component import Component
 from fedrec.exceptions import AggregationError, FedrecWarning, ShapeError
 from fedrec.functional.kernels._finite import nonfinite_rows
@@ -277,25 +278,11 @@ class Aggregator(Component, ABC):
                 self._check_weights(client_weights, updates.shape[0])
             self.require_finite(updates, range(len(updates)) if ctx is None else ctx.client_ids)
         self.check_cohort(updates.shape[0])
-        version = _version(updates)
-        result = self.aggregate(updates, client_weights, ctx)
         rule = f"{type(self).__name__}.aggregate"
-        if result.shape != updates.shape[1:]:
-            raise ShapeError(
-                f"Expected {rule} to return shape {tuple(updates.shape[1:])}, "
-                f"but got {tuple(result.shape)}."
-            )
-        if result.dtype != updates.dtype:
-            raise ShapeError(
-                f"Expected {rule} to return {updates.dtype}, the dtype of `updates`, "
-                f"but got {result.dtype}."
-            )
-        # The history stores these very tensors afterwards.
-        if _version(updates) != version:
-            raise AggregationError(
-                f"Expected {rule} to leave `updates` as they are, but it changed them in place. "
-                "HINT: work on `updates.clone()`."
-            )
+        weights = None if ctx is None else ctx.global_weights
+        with left_alone(rule, AggregationError, updates=updates, global_weights=weights):
+            result = self.aggregate(updates, client_weights, ctx)
+        result = returned(rule, result, updates.shape[1:], updates.dtype)
         if result.untyped_storage().data_ptr() == updates.untyped_storage().data_ptr():
             return result.clone()  # updates may be in memory that the next round writes to
         return result
@@ -329,8 +316,3 @@ class Aggregator(Component, ABC):
                 "Expected `client_weights` to be non-negative with a positive finite sum, "
                 f"but got {client_weights.tolist()}."
             )
-
-
-def _version(tensor: Tensor) -> int | None:
-    """Return a number that every change in place increases; inference tensors have none."""
-    return None if tensor.is_inference() else tensor._version

@@ -83,7 +83,10 @@ class Callback:
         """Called before the clients of a round are asked."""
 
     def on_updates(self, loop: LoopSettings, ctx: RoundContext, updates: CohortUpdates) -> None:
-        """Called with what clients sent, after attack and checks; in a recovery, per `exact`."""
+        """Called with what clients sent, after attack and checks; in a recovery, per `exact`.
+
+        Updates must not be changed.
+        """
 
     def on_round_end(
         self, loop: LoopSettings, ctx: RoundContext, metrics: Mapping[str, float]

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedrec._checks import check_int
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.types import ClientUpdate, RoundContext
 
@@ -22,6 +23,9 @@ class Client(ABC):
         client_id: Unique name.
         num_samples: Size of the local data set before any poisoning, at least 1: the client's
             weight in weighted rules.
+
+    Raises:
+        ConfigurationError: If `client_id` is no text, or `num_samples` less than 1.
 
     Examples:
         >>> import torch
@@ -40,7 +44,7 @@ class Client(ABC):
         if not isinstance(client_id, str) or not client_id:
             raise ConfigurationError(expected("client_id", "text that is not empty", client_id))
         self.client_id = client_id
-        self.num_samples = num_samples
+        self.num_samples = check_int("num_samples", num_samples, minimum=1)
 
     @abstractmethod
     def local_update(self, global_weights: Tensor, ctx: RoundContext) -> ClientUpdate:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedrec._checks import check_int
 from fedrec.clients.base import Client
 from fedrec.types import ClientUpdate, RoundContext
 
@@ -34,7 +33,6 @@ class FakeClient(Client):
     """
 
     def __init__(self, client_id: str, *, num_samples: int) -> None:
-        num_samples = check_int("num_samples", num_samples, minimum=1)
         super().__init__(client_id, num_samples=num_samples)
 
     def local_update(self, global_weights: Tensor, ctx: RoundContext | None) -> ClientUpdate:

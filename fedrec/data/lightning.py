@@ -186,6 +186,7 @@ class FromDataModule(FederatedDataModule):
                 "batch_size=None. HINT: give it a `batch_size`, and a data set of single samples."
             )
         indices = selected_indices(method, loader)
+        self._warn_if_random(method, dataset, indices[0])
         if loader.collate_fn is not default_collate:
             inputs, labels = _uncollated(method, loader, indices)
         elif type(dataset) is TensorDataset and len(dataset.tensors) == 2:
@@ -201,6 +202,19 @@ class FromDataModule(FederatedDataModule):
         data = TensorDataset(*(t if t.is_leaf else t.detach() for t in (inputs, labels)))
         check_dataset(method, data)
         return _Read(data, loader, indices)
+
+    def _warn_if_random(self, method: str, dataset: Any, index: int) -> None:
+        """Warn if a sample is another one whenever it is read: it is read once."""
+        with generators_restored(torch.device("cpu")):
+            first, again = (_values(dataset[index]) for _ in range(2))
+        if first != again:
+            warnings.warn(
+                f"The samples of {method} are random, as with augmentation: each is read once, and "
+                "stays as it was drawn in all rounds. HINT: augment in the module's "
+                "`on_after_batch_transfer`, which is seeded for each client and round.",
+                FedrecWarning,
+                stacklevel=2,
+            )
 
     def _warn_of_overlap(self, train: _Read, test: _Read) -> None:
         """Warn if test samples are training samples: by index in one data set, or by content."""
@@ -236,15 +250,23 @@ def selected_indices(method: str, loader: DataLoader[Any]) -> Sequence[int]:
     else:
         given = iter(sampler)
     # A sampler that draws with replacement is refused even if this pass repeats no sample.
+    # So is one that may choose others in every epoch.
     draws = getattr(sampler, "replacement", False) or isinstance(sampler, WeightedRandomSampler)
     indices = [] if draws else [int(i) for i in islice(given, size)]
     if not indices or len(set(indices)) < len(indices) or next(given, None) is not None:
         raise ConfigurationError(
             f"Expected the {type(sampler).__name__} of {method} to give one or more samples, each "
             "at most once, since a client has a sample or has it not. HINT: use a sampler without "
-            "replacement; `shuffle=True` is one."
+            "replacement that gives the same samples in every epoch; `shuffle=True` is one."
         )
     return sorted(indices)
+
+
+def _values(sample: Any) -> list[bytes]:
+    """Return the values of a sample's tensors and arrays."""
+    parts = sample if isinstance(sample, (tuple, list)) else [sample]
+    tensors = [torch.as_tensor(part).detach() for part in parts if isinstance(part, _ARRAYS)]
+    return [tensor.cpu().float().numpy().tobytes() for tensor in tensors]
 
 
 def _stacked(method: str, samples: list[Any]) -> tuple[Tensor, Tensor]:

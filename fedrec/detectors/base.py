@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from fedrec.component import Component
@@ -46,7 +46,7 @@ class Detector(Component, ABC):
         """Look at one round; called once per round, in order.
 
         Args:
-            record: The round as the server stored it.
+            record: The round as the server stores it; must not be changed.
         """
 
     @abstractmethod
@@ -71,7 +71,8 @@ class Detector(Component, ABC):
             The verdict after the last round.
 
         Raises:
-            ConfigurationError: If the detector needs updates that the history did not keep.
+            ConfigurationError: If the detector needs updates that the history did not keep, or
+                does not return a verdict on clients of the recording.
         """
         self.reset(history.manifest.malicious if truth is None else truth)
         keep = history.manifest.keep
@@ -84,4 +85,27 @@ class Detector(Component, ABC):
                     "record with all updates."
                 )
             self.observe(history.read_round(t, None if self.needs_updates else ()))
-        return self.result()
+        return verdict(self, history.manifest.clients)
+
+
+def verdict(detector: Detector, clients: Collection[str]) -> Detection:
+    """Return a detector's result.
+
+    Args:
+        detector: The detector.
+        clients: Clients that may be flagged.
+
+    Raises:
+        ConfigurationError: If it is not a `Detection`, or flags others.
+    """
+    method, found = f"{type(detector).__name__}.result", detector.result()
+    if not isinstance(found, Detection):
+        raise ConfigurationError(
+            f"Expected {method} to return a Detection, but got {type(found).__name__}."
+        )
+    unknown = sorted(set(found.malicious).difference(clients))
+    if unknown:
+        raise ConfigurationError(
+            f"Expected {method} to flag clients of the recording, but it flags {unknown[:10]}."
+        )
+    return found

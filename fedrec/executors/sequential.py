@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedrec.clients.base import Client
 from fedrec.clients.local import mean_logs
+from fedrec.exceptions import UpdateError
 from fedrec.executors.base import Executor
 from fedrec.types import ClientUpdate, CohortUpdates, RoundContext
 
@@ -36,17 +37,26 @@ class SequentialExecutor(Executor):
         logs: list[dict[str, float]] = []
         buffers: list[Tensor] = []
         refused: dict[str, str] = {}
+        weights = global_weights.clone()
         for client in clients:
             try:
                 sent = client.local_update(global_weights, ctx)
             except Exception as error:
                 error.add_note(f"while client {client.client_id!r} trained in round {ctx.round}")
                 raise
+            # A view of a parameter's data changes them without leaving a trace.
+            if not torch.equal(global_weights, weights):
+                raise UpdateError(
+                    f"Expected {type(client).__name__}.local_update to leave `global_weights` as "
+                    f"they were given, but client {client.client_id!r} changed them in place. "
+                    "HINT: train on `global_weights.clone()`; `vector_to_parameters` shares the "
+                    "memory of the vector."
+                )
             reason = _objection(sent, client, global_weights.shape)
             if reason is not None:
                 refused[client.client_id] = reason
                 continue
-            updates[len(ids)].copy_(sent.update)
+            updates[len(ids)].copy_(sent.update.detach())
             ids.append(client.client_id)
             sizes.append(sent.num_samples)
             logs.append(dict(sent.metrics))

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fedrec._derived import register_derived
 from fedrec._files import write_atomically
-from fedrec.exceptions import FedrecWarning, HistoryCorruptedError
+from fedrec.exceptions import ConfigurationError, FedrecWarning, HistoryCorruptedError
 from fedrec.history.tools.npz import UNREADABLE
 
 __all__ = [
     "ShardFiles",
+    "check_state",
     "lightning_checkpoint",
     "load_state",
     "on_device",
@@ -35,25 +36,45 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     Args:
         path: File to write, atomically.
         state: The nested values.
+
+    Raises:
+        ConfigurationError: If it is something else, as where a component's `state_dict` returns it.
     """
     tensors: dict[str, np.ndarray] = {}
-
-    def encode(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            name = f"t{len(tensors)}"
-            tensors[name] = value.detach().cpu().numpy()
-            return {"__tensor__": name}
-        if isinstance(value, dict):
-            return {str(k): encode(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [encode(v) for v in value]
-        return value
-
-    text = json.dumps(encode(state))
+    text = json.dumps(_encoded(state, "", tensors))
     buffer = io.BytesIO()
     tensors["__json__"] = np.frombuffer(text.encode(), dtype=np.uint8)
     np.savez(buffer, allow_pickle=False, **tensors)
     write_atomically(path, buffer.getvalue())
+
+
+def check_state(state: dict[str, Any]) -> None:
+    """Raise `ConfigurationError` if `save_state` could not save this."""
+    _encoded(state, "", {})
+
+
+def _encoded(value: Any, place: str, tensors: dict[str, np.ndarray]) -> Any:
+    """Return a nested value as JSON has it, and put its tensors aside."""
+    if isinstance(value, Tensor) and value.dtype != torch.bfloat16:  # NumPy has none
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().cpu().numpy()
+        return {"__tensor__": name}
+    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        return {k: _encoded(v, f"{place}.{k}" if place else k, tensors) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encoded(v, f"{place}[{i}]", tensors) for i, v in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    found = f"a {type(value).__name__}"
+    if isinstance(value, dict):
+        found = f"a dict with the keys {list(value)[:5]}"
+    elif isinstance(value, Tensor):
+        found = f"a tensor of {value.dtype}"
+    raise ConfigurationError(
+        f"Expected `{place}` of a checkpoint to be a tensor, a number, text, true, false or None, "
+        f"or a list or dict of them whose keys are texts, but got {found}. HINT: change what "
+        "`state_dict` returns."
+    )
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -138,6 +138,10 @@ class MeteredContext(RecoveryContext):
     ) -> CohortUpdates:
         """Ask clients for their exact updates, and meter the request."""
         self._check_asked(client_ids)
+        if not client_ids:
+            none = self.global_weights.new_empty(0, self.global_weights.numel())
+            empty = CohortUpdates(client_ids=(), updates=none, num_samples=self._num_samples(()))
+            return self.recorded.sharded(empty)
         began = time.perf_counter()
         sent = self.recorded.sharded(self.engine.ask(self.asking, client_ids, work))
         spent = time.perf_counter() - began
@@ -195,6 +199,13 @@ class MeteredContext(RecoveryContext):
         else:
             ids = self.client_ids if client_ids is None else tuple(client_ids)
             shape = (len(ids), self.global_weights.numel())
+            if not isinstance(updates, Tensor) or updates.dtype != self.global_weights.dtype:
+                kind = updates.dtype if isinstance(updates, Tensor) else type(updates).__name__
+                raise ShapeError(
+                    f"Expected {self.name} to give updates as a tensor of "
+                    f"{self.global_weights.dtype}, but got {kind}."
+                )
+            updates = updates.detach()
             if ids and updates.shape != shape:
                 raise ShapeError(
                     f"Expected {self.name} to give updates of shape {shape}, "
@@ -224,7 +235,7 @@ class MeteredContext(RecoveryContext):
     def _num_samples(self, client_ids: Sequence[str]) -> Tensor:
         """Return the recorded data set sizes of clients, shape $(m',)$."""
         sizes = self.recorded.manifest.clients
-        return torch.tensor([sizes[c] for c in client_ids])
+        return torch.tensor([sizes[c] for c in client_ids], dtype=torch.int64)
 
     def _check_asked(self, client_ids: Sequence[str]) -> None:
         """Raise `RecoveryError` if a client may not be asked in this round."""

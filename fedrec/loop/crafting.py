@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
+from fedrec._guard import left_alone, returned
 from fedrec.attacks.base import Attack, AttackContext
 from fedrec.distributed.updates import ShardedUpdates
 from fedrec.exceptions import UpdateError
@@ -45,21 +46,32 @@ def crafted(
             that looks at columns, too.
 
     Raises:
-        UpdateError: If the attack returns another shape than it was given.
+        UpdateError: If the attack returns another shape or dtype than it was given, or changes what
+            it was given.
     """
 
     def craft(updates: Tensor, client_ids: Sequence[str], columns: slice | None = None) -> Tensor:
         mask = torch.tensor([c in malicious for c in client_ids], device=updates.device)
-        found = attack.craft(updates, mask, make_context(client_ids, columns))
-        if found.shape != updates.shape:
-            raise UpdateError(
-                f"Expected {type(attack).__name__}.craft to return shape "
-                f"{tuple(updates.shape)}, but got {tuple(found.shape)}."
-            )
-        return found
+        method, ctx = f"{type(attack).__name__}.craft", make_context(client_ids, columns)
+        weights = ctx.global_weights
+        with left_alone(method, UpdateError, updates=updates, global_weights=weights):
+            found = attack.craft(updates, mask, ctx)
+        return returned(method, found, updates.shape, updates.dtype, UpdateError)
+
+    def craft_whole(sent: CohortUpdates) -> Tensor:
+        """Craft; rows of benign clients stay as they were computed, whatever the attack says."""
+        found, updates = craft(sent.updates, sent.client_ids), sent.updates
+        own = [i for i, c in enumerate(sent.client_ids) if c in malicious]
+        benign = set(range(len(updates))).difference(own)
+        # To compare them takes a fraction of a copy of all, but would wait for a GPU.
+        on_host = updates.device == torch.device("cpu")
+        if on_host and all(torch.equal(found[i], updates[i]) for i in benign):
+            return found
+        rows = torch.tensor(own, device=updates.device)
+        return updates.index_copy(0, rows, found[rows])
 
     if not isinstance(sent, ShardedUpdates):
-        return dataclasses.replace(sent, updates=craft(sent.updates, sent.client_ids))
+        return dataclasses.replace(sent, updates=craft_whole(sent))
     kept: list[Tensor] = []
     own = sent.select([c for c in sent.client_ids if c in malicious])
     shown = sent if attack.full_knowledge else own
@@ -80,8 +92,7 @@ def crafted(
 
         own = shown.rows_by_columns(craft_block, own.client_ids)
     else:
-        found = craft(shown.updates, shown.client_ids)
-        whole = dataclasses.replace(shown, updates=found)
+        whole = dataclasses.replace(shown, updates=craft_whole(shown))
         made = ShardedUpdates.of(whole, sent.sharding, sent.ranks)
         if attack.full_knowledge:
             return made

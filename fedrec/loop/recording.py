@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from fedrec._derived import register_derived
+from fedrec._guard import left_alone, rows_here
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.callbacks.callback import Callback
-from fedrec.detectors.base import Detector
+from fedrec.detectors.base import Detector, verdict
 from fedrec.exceptions import ConfigurationError, HistoryCorruptedError, UpdateError
 from fedrec.federation import ClientSampler, Federation
 from fedrec.history.background import BackgroundWriter
 from fedrec.history.base import HistoryStore
 from fedrec.history.manifest import Manifest
 from fedrec.history.view import HistoryView
-from fedrec.loop.checkpoint import load_state, on_device, save_state
+from fedrec.loop.checkpoint import check_state, load_state, on_device, save_state
 from fedrec.loop.footprint import recording_bytes
 from fedrec.loop.interrupts import stop_between_rounds
 from fedrec.loop.logs import MetricsLog
@@ -34,7 +35,7 @@ from fedrec.loop.plan import carried_out, require_same_plan
 from fedrec.loop.rehearsal import buffers_that_change, check_repeatable
 from fedrec.loop.round import Engine
 from fedrec.loop.runtime import Runtime
-from fedrec.types import RoundRecord, RunResult
+from fedrec.types import Detection, RoundRecord, RunResult
 
 __all__ = ["Recording", "training_of"]
 
@@ -118,6 +119,8 @@ class Recording:
                     seconds += spent
                     due = time.monotonic() - saved >= runtime.settings.checkpoint_every
                     signal, due = runtime.ranks.agree(t, weights, stop=stop.signal, save=due)
+                    if t == first and self._rule_state_path is not None:
+                        check_state({"aggregator": self.engine.aggregator.state_dict()})
                     if signal or due:
                         self._save_rule_state(t + 1)
                         saved = time.monotonic()
@@ -139,7 +142,7 @@ class Recording:
             curve=log.curve(),
             execution=carried_out(self.execution, self.engine.executor),
             buffers=self.engine.buffers.values,
-            detection=None if self.detector is None else self.detector.result(),
+            detection=self._verdict(),
             client_seconds={"record": self.client_seconds},
             trained=self.federation.module,
             layout=copy.copy(self.federation.layout),
@@ -149,11 +152,11 @@ class Recording:
 
     def _decided(self) -> bool:
         """Whether the detector has decided and its decision ends the recording."""
-        return (
-            self.stop_on_detection
-            and self.detector is not None
-            and self.detector.result().round is not None
-        )
+        found = self._verdict() if self.stop_on_detection else None
+        return found is not None and found.round is not None
+
+    def _verdict(self) -> Detection | None:
+        return None if self.detector is None else verdict(self.detector, self.federation.client_ids)
 
     def _begin(self, initial: Tensor) -> tuple[Tensor, int]:
         """Begin the history, or replay it; return the weights and the round to go on from."""
@@ -333,7 +336,9 @@ class Recording:
                 f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: the model "
                 "diverges; lower `server_lr` or use a robust aggregation rule."
             )
-        runtime.call("on_updates", ctx, sent)
+        given = {"updates": rows_here(sent), "global_weights": weights}
+        with left_alone("`on_updates` of callbacks", ConfigurationError, **given):
+            runtime.call("on_updates", ctx, sent)
         seen = sent
         if remembered:
             own = sent.in_process().updates
@@ -359,7 +364,11 @@ class Recording:
             departure=engine.executor.departure,
         )
         if self.detector is not None:
-            self.detector.observe(dataclasses.replace(record, sent=seen))
+            # What is stored is written afterwards.
+            method = f"{type(self.detector).__name__}.observe"
+            given["aggregate"] = aggregate
+            with left_alone(method, ConfigurationError, **given):
+                self.detector.observe(dataclasses.replace(record, sent=seen))
         spent = time.perf_counter() - began
         values, tested = {**sent.metrics, **logged}, dict[str, float]()
         if runtime.evaluates(t, self.max_rounds):

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from fedrec._derived import register_derived
 from fedrec._files import write_atomically
+from fedrec._guard import left_alone, returned
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.component import build
-from fedrec.exceptions import ConfigurationError, RecoveryError, ShapeError, expected
+from fedrec.exceptions import ConfigurationError, RecoveryError, expected
 from fedrec.federation import Federation
 from fedrec.functional.kernels._finite import nonfinite_rows
 from fedrec.history.background import RoundReader
@@ -25,6 +26,7 @@ from fedrec.history.base import HistoryStore
 from fedrec.history.view import HistoryView
 from fedrec.loop.checkpoint import (
     ShardFiles,
+    check_state,
     lightning_checkpoint,
     load_state,
     on_device,
@@ -90,7 +92,9 @@ class Recovery:
             self.recoverer.start(self.view, self.rounds)
             if self.recoverer.assumes_gradients:
                 warn_unless_gradients(self.federation, self.remaining, self.name)
-            weights = self.recoverer.initial_weights(self.view).to(runtime.device)
+            found = self.recoverer.initial_weights(self.view)
+            method = f"{type(self.recoverer).__name__}.initial_weights"
+            weights = returned(method, found, weights.shape, weights.dtype).to(runtime.device)
             self._forget_earlier_run()  # only now: a method that refuses to start destroys nothing
             seconds = time.perf_counter() - began
         else:
@@ -144,7 +148,7 @@ class Recovery:
     ) -> tuple[Tensor, float]:
         """Do the rounds from `first` on; return the final weights and the seconds spent."""
         saved, every = time.monotonic(), self.runtime.settings.checkpoint_every
-        live = self.engine.executor.live
+        live, checked = self.engine.executor.live, self.folder is None
         self.reader = RoundReader(self.view, [t for t in steps if t >= first], self.runtime.device)
         try:
             with stop_between_rounds(at_once=live) as stop:
@@ -153,6 +157,9 @@ class Recovery:
                         continue
                     weights, spent = self._round(t, weights, log)
                     seconds += spent
+                    if not checked:
+                        check_state(self._states())
+                        checked = True
                     due = time.monotonic() - saved >= every or (live and self.meter.asked > 0)
                     ranks = self.runtime.ranks
                     signal, due = ranks.agree(t, weights, stop=stop.signal, save=due)
@@ -330,12 +337,10 @@ class Recovery:
         if cohort:  # a round whose whole cohort is excluded makes no step
             ctx = self._context(t, cohort, weights, logged)
             runtime.call("on_round_start", ctx)
-            new = self.recoverer.step(t, weights, ctx)
-            if new.shape != weights.shape:
-                raise ShapeError(
-                    f"Expected {self.name}.step to return shape {tuple(weights.shape)}, "
-                    f"but got {tuple(new.shape)}."
-                )
+            method = f"{type(self.recoverer).__name__}.step"
+            with left_alone(method, RecoveryError, global_weights=weights):
+                new = self.recoverer.step(t, weights, ctx)
+            new = returned(method, new, weights.shape, weights.dtype)
             if new is not meter.stepped and nonfinite_rows(new[None]):
                 raise RecoveryError(
                     f"{self.name} gave non-finite global weights in round {t}. "
@@ -470,12 +475,20 @@ class Recovery:
             "seconds": seconds,
             "finished": finished,
             "weights": weights,
-            "recoverer": {} if finished else self.recoverer.state_dict(),
+            **self._states(finished),
             "shard_files": turn,
             "diagnostics": self.recoverer.diagnostics(),
         }
         ranks.once(lambda: self._write_checkpoint(state))
         files.remove(all_but=turn)
+
+    def _states(self, finished: bool = False) -> dict[str, Any]:
+        """Return what components remember."""
+        return {
+            "recoverer": {} if finished else self.recoverer.state_dict(),
+            "aggregator": self.engine.aggregator.state_dict(),
+            "attack": {} if self.attack is None else self.attack.state_dict(),
+        }
 
     def _write_checkpoint(self, state: dict[str, Any]) -> None:
         path = self._checkpoint()
@@ -491,8 +504,6 @@ class Recovery:
                 "execution": self.execution,
                 "client_seconds": self.client_seconds,
                 "rounds": len(self.steps),
-                "aggregator": engine.aggregator.state_dict(),
-                "attack": {} if self.attack is None else self.attack.state_dict(),
                 "last_aggregate": engine.last_aggregate,
                 "buffers": engine.buffers.values,
                 "buffer_spec": self.federation.layout.buffer_spec,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,7 +120,18 @@ class Engine:
                 "clients LightningClients, or let their `local_update` train on poisoned data."
             )
         dataset = self.attack.poison_dataset(client.dataset, client.client_id)
-        return client if dataset is client.dataset else client.with_dataset(dataset)
+        if dataset is client.dataset:
+            return client
+        method = f"{type(self.attack).__name__}.poison_dataset"
+        size = len(dataset) if isinstance(dataset, Sized) else None
+        if not size:
+            found = type(dataset).__name__ if size is None else "one without samples"
+            raise ConfigurationError(
+                f"Expected {method} to return a data set with samples for client "
+                f"{client.client_id!r}, but got {found}. HINT: return the `dataset` that it was "
+                "given to leave a client as it is."
+            )
+        return client.with_dataset(dataset)
 
     def context(
         self,
@@ -483,7 +494,16 @@ def _fresh(component: T) -> T:
         name: _fresh(value) if isinstance(value, Component) else value
         for name, value in component.init_args().items()
     }
-    return type(component)(**arguments)
+    made = type(component)(**arguments)
+    # Not by a `repr` of the class itself, which may have a memory in it.
+    if Component.__repr__(made) != Component.__repr__(component):
+        raise ConfigurationError(
+            f"Expected {type(component).__name__} to store its arguments as they are given, since "
+            f"it is made again from them, but {Component.__repr__(component)} becomes "
+            f"{Component.__repr__(made)}. HINT: store what is "
+            "computed from an argument under another name."
+        )
+    return made
 
 
 def _is_of_aggregate(aggregator: Aggregator, name: str) -> bool:

@@ -15,6 +15,7 @@ from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates
 from fedrec.exceptions import AggregationError
 from fedrec.functional.distances import gram_matrix
+from fedrec.loop.checkpoint import check_state
 from fedrec.parameters import ParameterVector
 from fedrec.testing.component import ComponentContract
 from fedrec.types import RoundContext
@@ -212,6 +213,7 @@ class AggregatorContract(ComponentContract):
         first, second = (self.make_updates(self.num_clients, seed=seed) for seed in (0, 1))
         rule, successor = self.make(), self.make()
         rule(first, None, self.make_context(*first.shape))
+        check_state({"aggregator": rule.state_dict()})
         successor.load_state_dict(rule.state_dict())
         assert torch.equal(
             successor(second, None, self.make_context(*second.shape)),

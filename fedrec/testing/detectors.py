@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedrec._guard import left_alone
 from fedrec.detectors.base import Detector
 from fedrec.distributed.ranks import Ranks
 from fedrec.distributed.sharding import Sharding
 from fedrec.distributed.updates import ShardedUpdates
+from fedrec.exceptions import ConfigurationError
 from fedrec.history.manifest import Manifest
 from fedrec.history.memory import MemoryHistory
 from fedrec.testing.component import ComponentContract
@@ -89,7 +91,9 @@ class DetectorContract(ComponentContract):
         detector = self.make()
         detector.reset(malicious)
         for record in records:
-            detector.observe(record)
+            shown = {"updates": record.updates, "aggregate": record.aggregate}
+            with left_alone("observe", ConfigurationError, **shown):
+                detector.observe(record)
         return detector.result()
 
     @staticmethod

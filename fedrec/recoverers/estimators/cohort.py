@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedrec._guard import returned
 from fedrec.aggregators.base import ColumnRule
 from fedrec.component import goes_with
+from fedrec.exceptions import RecoveryError
 from fedrec.recoverers.aggregated import AggregatedUpdates
-from fedrec.recoverers.estimators.base import Estimator
+from fedrec.recoverers.estimators.base import Estimates, Estimator
 from fedrec.types import CohortUpdates, RoundRecord
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class CohortEstimator:
             has NaN.
         """
         found = [
-            self._own[shard].estimate(part, global_weights)
+            _estimated(self._own[shard], part, global_weights)
             for shard, part in _by_shard(record).items()
         ]
         largest = [torch.where(one.usable, one.largest.cpu(), float("nan")) for one in found]
@@ -154,6 +156,27 @@ class CohortEstimator:
     def gather(self, value: T) -> list[T]:
         """Return the value of each process, of which the first has the first shards."""
         return [value] if self._history is None else self._history.gather(value)
+
+
+def _estimated(estimator: Estimator, record: RoundRecord, global_weights: Tensor) -> Estimates:
+    """Return an estimator's estimates of the clients of `record`, and check them."""
+    method = f"{type(estimator).__name__}.estimate"
+    found = estimator.estimate(record, global_weights)
+    if not isinstance(found, Estimates):
+        raise RecoveryError(
+            f"Expected {method} to return Estimates, but got {type(found).__name__}. HINT: "
+            "`Estimates(updates, largest, usable)` are a row, a number and a verdict per client."
+        )
+    rows = len(record.client_ids)
+    shape = (rows, len(global_weights))
+    updates = returned(method, found.updates, shape, global_weights.dtype, RecoveryError)
+    for name, vector in (("largest", found.largest), ("usable", found.usable)):
+        if not isinstance(vector, Tensor) or vector.shape != (rows,):
+            raise RecoveryError(
+                f"Expected `{name}` of what {method} returns to have shape ({rows},), one for each "
+                f"client, but got {getattr(vector, 'shape', type(vector).__name__)}."
+            )
+    return found._replace(updates=updates)
 
 
 def _by_shard(record: RoundRecord) -> dict[int | None, RoundRecord]:

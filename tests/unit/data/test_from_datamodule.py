@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -160,6 +161,15 @@ def test_samplers_that_repeat_are_refused(sampler: Any) -> None:
     ) as caught:
         read(DataLoader(numbers(), sampler=sampler))
     assert "without replacement" in str(caught.value)
+
+
+def test_random_samples_are_warned_of() -> None:
+    noisy = Pairs(4, lambda i: (torch.full((1,), float(i)) + torch.rand(1), i % 3))
+    with pytest.warns(FedrecWarning, match=r"samples of Given\.train_dataloader are random"):
+        read(DataLoader(noisy), DataLoader(numbers(2, 90)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(DataLoader(Pairs(4, lambda i: (torch.ones(1), i % 3))), DataLoader(numbers(2, 90)))
 
 
 # --- collate_fn --------------------------------------------------------------------------------
