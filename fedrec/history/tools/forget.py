@@ -39,6 +39,9 @@ REASON = "forgotten"
 # An aggregate is a client's update if it is no further from it, relatively, than codecs are.
 _SAME = 0.02
 
+# What a run folder has in it, whatever the name of the history.
+_OF_A_RUN = ("record", "recover")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Forgetting:
@@ -91,7 +94,8 @@ def forget(
     of the disk, where the history is not encrypted.
 
     Args:
-        path: The history, or the run folder it lies in. Nobody else may have it open.
+        path: The history, or the run folder it lies in, also by a link. Nobody else may have it
+            open.
         client_ids: Clients to forget.
         progress: Called after each round that was read, with the number of rounds left; the
             history is read twice.
@@ -156,7 +160,7 @@ def _forget(
             raise ConfigurationError(
                 expected("client_ids", requirement, list(client_ids), known=known[:20])
             )
-        run = _run_folder(Path(path).absolute(), whole.directory.resolve())
+        folders = _searched(Path(path).absolute(), whole.directory)
         notes = [note for part in parts if (note := noted(part.directory, store_id)) is not None]
         chosen = notes[0]["clients"] if notes else client_ids
         clients = tuple(c for c in known if c in set(chosen))
@@ -173,7 +177,7 @@ def _forget(
         content = {"store_id": store_id, "clients": clients, "when": when, "updates": counts}
         for part in parts:
             write_note(part.directory, {**content, "aggregates": aggregates})
-        removed = _remove_others(run, [part.directory for part in parts], clients)
+        removed = _remove_others(folders, [part.directory for part in parts], clients)
         keys: tuple[str, ...] = ()
         for part in parts:
             if part.recording.keys is not None:
@@ -256,18 +260,25 @@ def _require_whole_without(
     recording.pending = ()
 
 
-def _run_folder(path: Path, directory: Path) -> Path:
-    """Return the folder that is searched: the run's, if that is known to be one."""
-    run = directory.parent
-    is_run = any((run / name).exists() for name in ("recipe.yaml", "record", "recover"))
-    return run if path == run or (directory.name == "history" and is_run) else directory
+def _searched(path: Path, directory: Path) -> list[Path]:
+    """Return the folders that are searched: the history's, and those of runs that it lies in."""
+    found = {}
+    for history in (directory, directory.resolve()):  # a run may have a link to it
+        run = history.parent
+        marks = (*_OF_A_RUN, "recipe.yaml") if history.name == "history" else _OF_A_RUN
+        if run == path or any((run / name).exists() for name in marks):
+            found[run.resolve()] = run
+    return [*found.values(), directory]
 
 
-def _remove_others(run: Path, directories: Sequence[Path], clients: tuple[str, ...]) -> list[Path]:
+def _remove_others(
+    folders: Sequence[Path], directories: Sequence[Path], clients: tuple[str, ...]
+) -> list[Path]:
     """Remove what the clients left in other files than the history's own."""
-    gone = list(forget_derived(run, clients))
+    gone = [path for folder in folders for path in forget_derived(folder, clients)]
     left = [path for d in directories for path in (d / BACKUP, *sorted(d.glob("*.tmp")))]
-    for path in (*left, *exported(run, clients)):
+    left += [path for folder in folders for path in exported(folder, clients)]
+    for path in left:
         if path.exists():
             path.unlink()
             gone.append(path)

@@ -454,6 +454,38 @@ def test_exports_of_the_run(
     assert all(piece not in left for data in decoded for piece in pieces(data))
 
 
+@pytest.mark.parametrize("where", ["linked", "linked, by the link", "of another name", "twice"])
+def test_a_history_that_is_linked_to_or_has_another_name(
+    run: Callable[..., Path], tmp_path: Path, where: str
+) -> None:
+    """Whatever the path, what the run derived goes; what is beside the link's target stays."""
+    folder = run()
+    path = folder / "history"
+    checkpoint = folder / "recover" / "all" / "checkpoint.npz"
+    register_derived(checkpoint)
+    checkpoint.write_bytes(b"of all")
+    export_history(folder, folder / "plain")
+    others = tmp_path / "disk" / "other" / "norms.npy"
+    register_derived(others)
+    others.write_bytes(b"of another run")
+    if where == "of another name":
+        target = path = path.rename(folder / "lmdb")
+    else:
+        target = path.rename(tmp_path / "disk" / "h8")
+        path.symlink_to(target, target_is_directory=True)
+    gone = [checkpoint, *sorted((folder / "plain").glob("*.npz"))]
+    if where == "twice":
+        forget(target, ["client-2"])  # which knows of no run
+        assert all(file.exists() for file in gone)
+    done = forget(folder if where in ("linked", "twice") else path, ["client-2"])
+    assert done.removed == tuple(gone)
+    assert not any(file.exists() for file in gone)
+    assert others.exists()
+    with LMDBHistory(target) as history:
+        assert history.forgotten == ("client-2",)
+        assert history.verify() == range(3)
+
+
 def test_a_history_alone_is_not_taken_for_a_run(
     tmp_path: Path, recorded: Callable[..., Path], arrays: Callable[..., RoundArrays]
 ) -> None:
