@@ -45,7 +45,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     tensors["__json__"] = np.frombuffer(text.encode(), dtype=np.uint8)
     np.savez(buffer, allow_pickle=False, **tensors)
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), private=True)  # clients' updates may be in it
 
 
 def check_state(state: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import io
 import math
 import pathlib
+import stat
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from fedrec import FederatedLoop, Federation, LightningClient
-from fedrec.aggregators import Median
+from fedrec.aggregators import FoolsGold, Median
+from fedrec.callbacks import Callback
 from fedrec.exceptions import ConfigurationError, FedrecWarning
 from fedrec.history import MemoryHistory
-from fedrec.loop.checkpoint import lightning_checkpoint
-from fedrec.recoverers import TrainFromScratch
+from fedrec.loop.checkpoint import lightning_checkpoint, load_state
+from fedrec.recoverers import FedRecover, TrainFromScratch
+from fedrec.testing.problems import quadratic_federation
 from fedrec.types import RunResult
 
 
@@ -75,6 +78,44 @@ def recovered(
     history = MemoryHistory()
     recorded = loop.record(clients, Median(), history, max_rounds=4, server_lr=0.1)
     return clients, recorded, loop.recover(clients, history, TrainFromScratch(), exclude=["b"])
+
+
+class _Interrupted(Callback):
+    def on_round_end(self, loop, ctx, metrics):
+        if ctx.phase == "recover" and ctx.round == 5:
+            raise KeyboardInterrupt
+
+
+def test_files_with_what_clients_sent_are_their_owners_alone(tmp_path: Path) -> None:
+    """The updates in a checkpoint are gone when the recovery has ended; FoolsGold keeps sums."""
+    clients, history = quadratic_federation(), MemoryHistory()
+    checkpoint = tmp_path / "recover" / "FedRecover" / "checkpoint.npz"
+    files = [checkpoint, tmp_path / "record" / "aggregator.npz"]
+    for file in files:  # as they were left by an earlier release
+        file.parent.mkdir(parents=True)
+        file.touch(mode=0o644)
+    checkpoint.unlink()
+
+    def loop(*callbacks: Callback) -> FederatedLoop:
+        return FederatedLoop(
+            accelerator="cpu",
+            enable_progress_bar=False,
+            default_root_dir=tmp_path,
+            checkpoint_every=0,
+            callbacks=callbacks,
+        )
+
+    loop().record(clients, FoolsGold(), history, max_rounds=8, server_lr=0.1)
+    method = FedRecover(warmup_rounds=3, correction_period=4, final_rounds=1)
+    with pytest.raises(KeyboardInterrupt):
+        loop(_Interrupted()).recover(clients, history, method, exclude=[clients.client_ids[0]])
+    assert load_state(checkpoint)["recoverer"]["estimator"]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+    loop().recover(clients, history, method, exclude=[clients.client_ids[0]], resume=True)
+    state = load_state(checkpoint)
+    assert (state["finished"], state["recoverer"]) == (True, {})
+    assert state["aggregator"]["sums"].shape == (4, clients.layout.num_parameters)
+    assert stat.S_IMODE(checkpoint.stat().st_mode) == 0o600
 
 
 def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:
