@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 if a history is damaged, or a method or a point of a sweep failed; 2 for
-        a mistake of the user's; 130 after an interrupt.
+        a mistake of the user's; 130 after an interrupt; 143 after a SIGTERM that ended a run.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -35,9 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except click.Abort:  # what becomes of Ctrl-C
-        again = shlex.join(["fedrec", *(word for word in words if word != "--overwrite")])
-        sys.stderr.write(f"Stopped. What is done is kept; go on with:\n  {again}\n")
-        return 130
+        code = 128 + signal.SIGINT
+    except SystemExit as end:
+        if end.code != 128 + signal.SIGTERM:
+            raise
+        code = end.code
+    else:
+        return code
+    again = shlex.join(["fedrec", *(word for word in words if word != "--overwrite")])
+    sys.stderr.write(f"Stopped. What is done is kept; go on with:\n  {again}\n")
     return code
 
 

@@ -32,6 +32,7 @@ _EXIT_CODES = [
     ("1", "a damaged history, or a method or a point of a sweep that failed"),
     ("2", "a mistake in what was asked for; the message says which"),
     ("130", "interrupted; the same command goes on"),
+    ("143", "ended by SIGTERM, as of SLURM; the same command goes on"),
 ]
 
 

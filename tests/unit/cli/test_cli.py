@@ -26,6 +26,8 @@ record: {max_rounds: 4, server_lr: 0.5}
 recoverers: [HistoricalOnly]
 """
 _OWN = """
+import signal
+
 from fedrec.aggregators import Aggregator
 from fedrec.callbacks import Callback
 from fedrec.exceptions import ConfigurationError
@@ -42,6 +44,11 @@ class Largest(Aggregator):
 class Stop(Callback):
     def on_round_end(self, loop, ctx, metrics):
         raise KeyboardInterrupt
+
+class Terminate(Callback):
+    def on_round_end(self, loop, ctx, metrics):
+        if (ctx.phase, ctx.round) == ("record", 1):
+            signal.raise_signal(signal.SIGTERM)
 """
 
 
@@ -138,6 +145,19 @@ def test_interrupt_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[s
     err = capsys.readouterr().err
     assert "fedrec run small.yaml 'loop.callbacks=[Stop]' --allow own_parts\n" in err
     assert "--overwrite" not in err
+
+
+def test_sigterm_ends_after_the_round_and_says_how_to_go_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "small.yaml", "loop.callbacks=[Terminate]", "--allow", "own_parts"]
+    assert main([*words, "--overwrite"]) == 143
+    again = "Stopped. What is done is kept; go on with:\n  fedrec run small.yaml "
+    err = capsys.readouterr().err
+    assert f"{again}'loop.callbacks=[Terminate]' --allow own_parts\n" in err
+    assert "--overwrite" not in err
+    assert main(words) == 0  # the round is stored, so that it does not come again
+    assert "going on at round 2 of 4" in capsys.readouterr().err
 
 
 def test_allow_finds_modules_in_the_working_folder(
