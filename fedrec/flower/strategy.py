@@ -69,7 +69,8 @@ class RecordingStrategy(Strategy):
         history: The store for the rounds. If it holds a recording of the same, that goes on; see
             `weights_to_go_on_from`.
         module: The model, whose `state_dict` the arrays are, by name or in its order.
-        clients: Size of each client's data set by client id: all that may ever take part.
+        clients: Size of each client's data set by client id: all that may ever take part. Those
+            that the history has forgotten stay listed; they are not asked to train any more.
         keys: Fingerprints of the public keys of each client's node by client id, one or several;
             `None` if client ids are `key-` and the fingerprint, as in the log of the first round,
             or what nodes say.
@@ -132,6 +133,7 @@ class RecordingStrategy(Strategy):
         self._patience = 3600.0
         self._visited: Nodes | None = None
         self._asked: dict[int, str] = {}
+        self._left_out: set[str] = set()
         self._weights: Tensor | None = None
         self._compared = False
 
@@ -178,7 +180,10 @@ class RecordingStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the strategy choose clients, and take note of whom it asks, with which weights."""
+        """Let the strategy choose clients, and take note of whom it asks, with which weights.
+
+        Clients that the history has forgotten are left out of those that it chose.
+        """
         try:
             self._weights = self._vector(arrays)
         except UpdateError as error:
@@ -189,6 +194,7 @@ class RecordingStrategy(Strategy):
         self._begin()
         messages = list(self._configure_train(server_round, arrays, config, grid))
         names = self._names(grid)
+        messages = self._without_forgotten(messages, names)
         nodes = [message.metadata.dst_node_id for message in messages]
         asked = {names[node]: node for node in nodes if names.get(node) in self.clients}
         # In the order of the recording, whatever order Flower has drawn.
@@ -284,6 +290,21 @@ class RecordingStrategy(Strategy):
         if self.keys is None:
             return {"*": {"local_lr": self.local_lr}}
         return {c: {"local_lr": self.local_lr, "key": k[0]} for c, k in self.keys.items()}
+
+    def _without_forgotten(
+        self, messages: Sequence[Message], names: Mapping[int, str]
+    ) -> list[Message]:
+        """Return the messages but those to clients that were forgotten; say once who these are."""
+        forgotten = set(self.history.forgotten)
+        owners = [names.get(message.metadata.dst_node_id, "") for message in messages]
+        new = forgotten.intersection(owners) - self._left_out
+        if new:
+            self._left_out |= new
+            _log.warning(
+                "Clients %s were forgotten: they stay in `clients`, and are not asked to train.",
+                sorted(new),
+            )
+        return [m for m, owner in zip(messages, owners, strict=True) if owner not in forgotten]
 
     def _names(self, grid: Grid) -> dict[int, str]:
         """Return the client ids of nodes, by node id."""

@@ -18,7 +18,7 @@ from fedrec.data import Digits
 from fedrec.exceptions import ConfigurationError, FedrecWarning
 from fedrec.flower import FlowerExecutor, RecordingStrategy, make_client_app
 from fedrec.flower.nodes import key_fingerprint
-from fedrec.history import MemoryHistory
+from fedrec.history import LMDBHistory, MemoryHistory, forget
 from fedrec.models import MLP
 from fedrec.recoverers import FedRecover, HistoricalOnly, TrainFromScratch
 from tests.flower.conftest import FakeGrid, make_module
@@ -169,6 +169,36 @@ def test_a_server_that_restarts_goes_on(users_grid: FakeGrid) -> None:
     torch.testing.assert_close(
         parts.read_round(4).global_weights, whole.read_round(4).global_weights
     )
+
+
+@pytest.mark.parametrize("keys", [KEYS, None])
+def test_a_client_that_was_forgotten_is_not_asked_any_more(
+    users_grid: FakeGrid,
+    tmp_path: Any,
+    caplog: pytest.LogCaptureFixture,
+    keys: Any,
+) -> None:
+    """It is still connected and listed; the training goes on without it."""
+    remaining = tuple(c for c in SIZES if c != "client-2")
+    for num_rounds in (2, 3):
+        with LMDBHistory(tmp_path) as history:
+            server = recording(plain(), history, keys=keys)
+            begin = server.weights_to_go_on_from(arrays_of(make_module()))
+            server.start(users_grid, begin, num_rounds=num_rounds)
+        if num_rounds == 2:
+            assert forget(tmp_path, ["client-2"]).updates == 2
+    asked = [m.metadata.message_type for m in users_grid.find("client-2").asked]
+    assert asked.count("train") == 2
+    with LMDBHistory(tmp_path) as history:
+        assert history.verify() == range(5)
+        rounds = [history.read_round(t) for t in range(5)]
+    assert all(r.client_ids == remaining for r in rounds)
+    assert rounds[1].refused == {"client-2": "forgotten"}
+    assert all(r.cohort == remaining and not r.refused for r in rounds[2:])
+    said = [r.getMessage() for r in caplog.records if "forgotten" in r.getMessage()]
+    assert said == [
+        "Clients ['client-2'] were forgotten: they stay in `clients`, and are not asked to train."
+    ]
 
 
 def test_a_client_that_fails_is_refused_by_name(users_grid: FakeGrid) -> None:

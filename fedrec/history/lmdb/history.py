@@ -245,7 +245,7 @@ class LMDBHistory(HistoryStore):
         tail = self._tail
         t, previous = tail or self._find_tail()
         arrays.check(recording.manifest, t)
-        recording.require_known(arrays.client_ids)
+        recording.require_known(arrays.client_ids, writing=True)
         if t == _MAX_ROUNDS:
             raise HistoryError(f"A history cannot hold more than {_MAX_ROUNDS} rounds.")
         self._tail = None  # until all is done

@@ -172,8 +172,12 @@ class StoredManifest:
             )
         return self.keys
 
-    def require_known(self, client_ids: Iterable[str]) -> None:
+    def require_known(self, client_ids: Iterable[str], *, writing: bool = False) -> None:
         """Check that none of these clients was forgotten.
+
+        Args:
+            client_ids: The clients.
+            writing: Whether they have sent a round's updates that are to be written.
 
         Raises:
             ForgottenError: If one was.
@@ -182,10 +186,16 @@ class StoredManifest:
             if client_id in self.pending:
                 raise ForgottenError(f"History `{self.history}`: {self.unfinished()}.")
             if client_id in self.forgotten:
+                hint = "leave it out"
+                if writing:
+                    hint = (
+                        "a recording does not go on with it: recover from the rounds that are "
+                        f"stored, in Python by `loop.recover(..., exclude=[{client_id!r}])`, or "
+                        "record anew without it, under another name"
+                    )
                 raise ForgottenError(
                     f"Client `{client_id}` of history `{self.history}` was forgotten on "
-                    f"{self.forgotten[client_id]}: none of its updates is left. HINT: leave it "
-                    "out."
+                    f"{self.forgotten[client_id]}: none of its updates is left. HINT: {hint}."
                 )
 
     def unfinished(self) -> str:

@@ -20,6 +20,7 @@ import torch
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec._derived import forget_derived
 from fedrec.aggregators import TrimmedMean
+from fedrec.callbacks import Callback
 from fedrec.cli.main import main
 from fedrec.data import Digits
 from fedrec.exceptions import (
@@ -32,9 +33,11 @@ from fedrec.exceptions import (
     HistoryLockedError,
     RoundNotFoundError,
 )
+from fedrec.federation import ClientSampler
 from fedrec.history import (
     LMDBHistory,
     Manifest,
+    ShardedHistory,
     compact,
     export_history,
     forget,
@@ -48,7 +51,8 @@ from fedrec.models import MLP
 from fedrec.recipe import load_recipe
 from fedrec.recipe import run as run_recipe
 from fedrec.recipe.folder import RunFolder
-from fedrec.recoverers import FedRecover
+from fedrec.recoverers import FedRecover, TrainFromScratch
+from fedrec.testing.problems import quadratic_federation
 
 IDS = tuple(f"client-{i}" for i in range(5))
 D = 2000
@@ -187,7 +191,7 @@ def test_a_forgotten_client_cannot_be_read_or_written(
         with pytest.raises(RoundNotFoundError):  # a ForgottenError is one
             history.read_round(1, ["client-2"])
     store = LMDBHistory(folder / "history")
-    with pytest.raises(ForgottenError, match="`client-2`"):
+    with pytest.raises(ForgottenError, match=r"`client-2`.*exclude=\['client-2'\].*another name"):
         store.append(arrays(3))
     store.append(arrays(3, KEPT))
     assert store.verify() == range(4)
@@ -349,6 +353,38 @@ def test_what_another_client_sent_too_stays(
     assert forget(tmp_path, ["client-2"]).updates == 1
     np.testing.assert_array_equal(store.read(0, ["client-3"]).updates[0], same[2])
     store.close()
+
+
+@pytest.mark.parametrize("store", [LMDBHistory, ShardedHistory])
+def test_in_the_middle_of_a_recording(tmp_path: Path, store: Any) -> None:
+    """It does not go on; what the error and the docs say instead works."""
+
+    class Interrupt(Callback):
+        def on_round_end(self, loop: Any, ctx: Any, metrics: Any) -> None:
+            if ctx.round == 3:
+                raise KeyboardInterrupt
+
+    clients = quadratic_federation()
+    gone, *kept = clients.client_ids
+
+    def record(history: Any, *callbacks: Callback, **more: Any) -> Any:
+        loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, callbacks=callbacks)
+        more = {"max_rounds": 6, "server_lr": 0.1, "resume": True, **more}
+        return loop.record(clients, TrimmedMean(trim=1), history, **more)
+
+    with store(tmp_path / "begun") as history, pytest.raises(KeyboardInterrupt):
+        record(history, Interrupt())
+    forget(tmp_path / "begun", [gone])
+    with store(tmp_path / "begun") as history:
+        with pytest.raises(ForgottenError, match=rf"loop\.recover\(.*exclude=\['{gone}'\]"):
+            record(history)
+        assert history.verify() == range(4)
+        loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False)
+        result = loop.recover(clients, history, TrainFromScratch(), exclude=[gone])
+        assert result.rounds == 4
+    with store(tmp_path / "anew") as history:
+        record(history, sampler=ClientSampler(leaves={gone: 0}))
+        assert {history.read_round(t).cohort for t in range(6)} == {tuple(kept)}
 
 
 # -- other files of the run -----------------------------------------------------------------------
