@@ -203,6 +203,16 @@ EXPERIMENTS = (
         ("federation.local_steps=1,5", MODEL),
         f"{CONVERGENCE} --x local_steps",
     ),
+    Experiment(
+        "local_batches_long",
+        "local_batches",
+        (
+            "federation.local_steps=5,10,20,30,50",
+            MODEL,
+            "record.max_rounds=150",
+            "recoverers=[TrainFromScratch]",
+        ),
+    ),
 )
 
 
