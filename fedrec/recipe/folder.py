@@ -117,12 +117,17 @@ def _given(
 
 
 def _stored(node: Any) -> Any:
-    """Return the part of a recipe's `history` that changes the bytes of the stored updates."""
+    """Return the part of a recipe's `history` that changes the bytes of the stored updates.
+
+    Whether they are encrypted is in it, and where the master key lies is not: keys are moved.
+    """
     if isinstance(node, Mapping):
         init_args = node.get("init_args") or {}
         part = {k: v for k, v in init_args.items() if k not in ("map_size", "sync_every")}
         if part.get("codec") == "float32":
             del part["codec"]
+        if part.pop("master_key", None) is not None:
+            part["master_key"] = "given"
         node = {**node, "init_args": part} if part else node["class_path"]
     return None if node == "LMDBHistory" else node
 
@@ -337,6 +342,8 @@ def _canonical(spec: Any) -> Any:
     if not isinstance(spec, Mapping):
         return spec
     spec = json.loads(json.dumps(spec))
+    if "history" in spec:  # a `recording_part`; that of an earlier fedrec says where the key lies
+        spec["history"] = _stored(spec["history"])
     if "recoverer" in spec and "exclude" in spec:  # a `recovery_spec`, which has the clients itself
         spec["recover"] = _given(spec.get("recover"), FederatedLoop.recover, exclude="detected")
     return _short(spec, {"seed": spec.get("seed") or 0})

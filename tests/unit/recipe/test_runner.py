@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 
 from fedrec.data import Digits
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, RecipeError
-from fedrec.history import LMDBHistory
+from fedrec.history import LMDBHistory, new_key
 from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
-from fedrec.recipe import load_recipe, run
+from fedrec.recipe import Recipe, load_recipe, run
 from fedrec.recipe.folder import RunFolder, existing, recording_part
 from fedrec.recipe.results import collect_results
 from fedrec.recipe.runner import is_done
@@ -177,6 +177,29 @@ def test_another_recording_is_refused_with_the_ways_out(recipe_file: Path, copie
     assert "max_rounds" not in message
     assert "`name=another-name`" in message
     assert "`--overwrite`" in message
+
+
+def test_the_master_key_may_be_moved(recipe_file: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "old.key")
+
+    def recipe(key: Path | None) -> Recipe:
+        source = "null" if key is None else f"'file:{key}'"
+        history = f"history={{class_path: LMDBHistory, init_args: {{master_key: {source}}}}}"
+        return load_recipe(recipe_file, [history, "recoverers=[HistoricalOnly]"])
+
+    run(recipe(tmp_path / "old.key"), output_dir=tmp_path, steps=["record"], progress=False)
+    (tmp_path / "old.key").rename(tmp_path / "new.key")
+    folder = RunFolder(tmp_path / "small")
+    stored = folder.read("record/result.json") or {}
+    assert str(tmp_path) not in json.dumps(stored["spec"])
+    # As earlier recordings have it.
+    init_args = {"master_key": f"file:{tmp_path}/old.key"}
+    stored["spec"]["history"] = {"class_path": "LMDBHistory", "init_args": init_args}
+    folder.write("record/result.json", stored)
+    results = run(recipe(tmp_path / "new.key"), output_dir=tmp_path, progress=False)
+    assert [m["name"] for m in results["methods"]] == ["HistoricalOnly"]
+    with pytest.raises(ConfigurationError, match="recording of another recipe"):
+        run(recipe(None), output_dir=tmp_path, progress=False)
 
 
 def test_of_a_group_that_was_empty_its_new_keys_are_told(recipe_file: Path, tmp_path: Path) -> None:
