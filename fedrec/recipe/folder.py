@@ -243,7 +243,7 @@ class RunFolder:
         stored = self.read(RECORD)
         if stored is None:
             return
-        before, after = _flatten(_canonical(stored["spec"])), _flatten(_canonical(recording))
+        before, after = map(_flatten, _compared(stored, recording))
         differ = [k for k in {**before, **after} if before.get(k) != after.get(k)]
         if not differ:
             return
@@ -280,6 +280,19 @@ class RunFolder:
         """Write the file of the detection, which has a score of each client."""
         register_derived(self.path / DETECTION, keys=("result", "scores"))
         self.write(DETECTION, value)
+
+    def recorded(self, recording: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the result of the finished recording, or `None` if it is another one, or none.
+
+        Args:
+            recording: The `recording_part` of a recipe.
+        """
+        stored = self.read(RECORD)
+        if stored is None:
+            return None
+        before, after = _compared(stored, recording)
+        result: dict[str, Any] | None = stored.get("result")
+        return result if before == after else None
 
     def result(self, name: str | Path, spec: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the result of a finished step, or `None` if it was asked to do something else."""
@@ -379,6 +392,28 @@ def _classes() -> dict[str, type]:
     """Return the classes of fedrec whose defaults are known, by name."""
     families = [ClassFinder().known([base]) for base in _BASES]
     return {name: classes[0] for family in families for name, classes in family.items()}
+
+
+def _compared(stored: Mapping[str, Any], recording: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the spec of a stored recording and a recipe's `recording_part`, to be compared.
+
+    Once a recording is finished, its history may be made into shards or into one file, and several
+    processes or one may recover from it: then that is no part of either.
+    """
+    specs = _canonical(stored.get("spec")), _canonical(recording)
+    if "result" not in stored:
+        return specs
+    before, after = map(_without_shards, specs)
+    return before, after
+
+
+def _without_shards(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a canonical `recording_part` without the shards of the history."""
+    loop = {k: v for k, v in (spec.get("loop") or {}).items() if k != "num_shards"}
+    history = dict(spec.get("history") or {"class_path": "LMDBHistory"})
+    if history["class_path"] == "ShardedHistory":
+        history["class_path"] = "LMDBHistory"
+    return {**spec, "loop": loop, "history": history}
 
 
 def _flatten(value: Any, key: str = "") -> dict[str, Any]:

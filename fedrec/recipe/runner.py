@@ -28,6 +28,7 @@ from fedrec.exceptions import (
 )
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore, LMDBHistory, ShardedHistory
+from fedrec.history.tools.opening import history_folder, store_class
 from fedrec.loop import FederatedLoop
 from fedrec.loop.loggers import end_runs, log_file
 from fedrec.recipe.failures import raise_failures, reason_of
@@ -195,10 +196,14 @@ class _Session:
     @cached_property
     def history(self) -> HistoryStore:
         cls, arguments = self.parts.history
-        if cls is LMDBHistory and num_shards(self.recipe.config.get("loop") or {}) > 1:
+        path = self.folder.path / "history"
+        is_there = history_folder(self.folder.path) == path
+        if is_there and cls in (LMDBHistory, ShardedHistory):
+            cls = store_class(path)  # the shards may have been made, or merged, since
+        elif cls is LMDBHistory and num_shards(self.recipe.config.get("loop") or {}) > 1:
             cls = ShardedHistory
         if self.is_on_disk:
-            arguments = {**arguments, "path": self.folder.path / "history"}
+            arguments = {**arguments, "path": path}
         return cls(**arguments)
 
     @property
@@ -208,7 +213,7 @@ class _Session:
 
     def is_recorded(self) -> bool:
         """Return whether the recording is finished."""
-        return self.folder.result(RECORD, self.recording) is not None
+        return self.folder.recorded(self.recording) is not None
 
     def is_done(self, steps: Sequence[str]) -> bool:
         """Return whether all steps are done; the history may have been deleted since."""
@@ -322,7 +327,7 @@ class _Session:
     # -- steps ----------------------------------------------------------------------------------
 
     def record(self) -> None:
-        done = self.folder.result(RECORD, self.recording)
+        done = self.folder.recorded(self.recording)
         if done is not None and not self.history.is_empty:
             _log.info("Recording: kept, %d rounds.", done["rounds"])
             return

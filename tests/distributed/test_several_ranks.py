@@ -219,3 +219,17 @@ def test_a_recipe_on_two_devices_comes_to_the_same_and_says_it_once(tmp_path):
     assert sorted((tmp_path / "2/runs/small/history").iterdir()) == [
         tmp_path / f"2/runs/small/history/shard-00{v}" for v in range(4)
     ]
+
+
+def test_two_devices_recover_from_what_one_recorded(tmp_path):
+    small = ["record.max_rounds=12", "data.init_args.num_clients=8", "name=small"]
+    small += ["recover.exclude=[client-0]", "recoverers=[FedRecover]", "federation.malicious=1"]
+    _finish(_start("-m", "fedrec", "record", "quickstart", *small, cwd=tmp_path))
+    models = []
+    for devices in (1, 2):
+        folder = Path(shutil.copytree(tmp_path / "runs/small", tmp_path / f"runs/{devices}"))
+        words = [folder, f"loop.devices={devices}", "loop.num_shards=8"]
+        _finish(_start("-m", "fedrec", "recover", *words, cwd=tmp_path))
+        state = load_state(folder / "recover/FedRecover/checkpoint.npz")
+        models.append(state["weights"].numpy().tobytes())
+    assert models[0] == models[1]

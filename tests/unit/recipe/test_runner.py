@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from fedrec.data import Digits
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, RecipeError
-from fedrec.history import LMDBHistory, new_key
+from fedrec.history import LMDBHistory, merge_history, new_key, shard_history
 from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
 from fedrec.recipe import Recipe, load_recipe, run
@@ -200,6 +200,30 @@ def test_the_master_key_may_be_moved(recipe_file: Path, tmp_path: Path) -> None:
     assert [m["name"] for m in results["methods"]] == ["HistoricalOnly"]
     with pytest.raises(ConfigurationError, match="recording of another recipe"):
         run(recipe(None), output_dir=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("words", [[], ["history=ShardedHistory"]], ids=str)
+def test_a_finished_recording_may_be_made_into_shards_and_back(
+    words: list[str], recipe_file: Path, copied: Path, tmp_path: Path
+) -> None:
+    recording = (copied / "record" / "result.json").read_bytes()
+    few = ["recoverers=[TrainFromScratch]", "loop.num_shards=4"]
+    models = []
+    for history in ("one file", "shards", "one file"):
+        if history == "shards":
+            shard_history(copied, tmp_path / "new", num_shards=4)
+        elif models:
+            merge_history(copied, tmp_path / "new")
+        if models:
+            shutil.rmtree(copied / "history")
+            (tmp_path / "new").rename(copied / "history")
+        shutil.rmtree(copied / "recover")
+        run(load_recipe(recipe_file, [*few, *words]), output_dir=copied.parent, progress=False)
+        models.append(weights_in(copied, "TrainFromScratch").tobytes())
+    assert len(set(models)) == 1
+    assert (copied / "record" / "result.json").read_bytes() == recording
+    with pytest.raises(ConfigurationError, match="recording of another recipe"):
+        run(load_recipe(recipe_file, ["seed=1"]), output_dir=copied.parent, progress=False)
 
 
 def test_of_a_group_that_was_empty_its_new_keys_are_told(recipe_file: Path, tmp_path: Path) -> None:
