@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,10 @@ __all__ = [
     "measure_specs",
     "recovery_spec",
     "reference_label",
+    "warn_of_uneven_rounds",
 ]
+
+_log = logging.getLogger(__name__)
 
 _METHOD = (
     "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes", "seconds",
@@ -155,3 +159,38 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         "execution": record["execution"],
         "versions": record["versions"],
     }
+
+
+def warn_of_uneven_rounds(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Log a warning if models of a run rest on different numbers of recorded rounds.
+
+    So it is where a repair of the history has dropped rounds that some of them were made from.
+
+    Args:
+        folder: A run folder with a finished recording.
+        config: The resolved recipe.
+    """
+    recorded = (folder.read(RECORD) or {})["result"]["history"]["rounds"]
+    most = (config.get("recover") or {}).get("max_rounds") or recorded
+    rounds = {"the recorded model": recorded}
+    exclude = excluded_clients(folder, config) or []
+    for i, node in enumerate(config.get("recoverers") or []):
+        label = str(label_of(node))
+        done = folder.result(folder.recovery_file(label), recovery_spec(config, i, exclude))
+        if done is not None:
+            rounds[label] = done.get("recorded", recorded)
+    if len({min(number, most) for number in rounds.values()}) == 1:
+        return
+    fewer = [label for label, number in rounds.items() if number < max(rounds.values())]
+    places = [f"`{(folder.path / folder.recovery_file(label)).parent}`" for label in fewer]
+    _log.warning(
+        "The models in `%s` are of different numbers of recorded rounds, and are not to be "
+        "compared: %s. HINT: `fedrec record %s --output-dir %s` records lost rounds again; then "
+        "remove %s, and `fedrec recover %s` makes anew what was there.",
+        folder.path,
+        ", ".join(f"{label}: {number}" for label, number in rounds.items()),
+        folder.recipe_file,
+        folder.path.parent,
+        " and ".join(places),
+        folder.path,
+    )

@@ -20,6 +20,7 @@ from fedrec.callbacks import Callback, LoopSettings
 from fedrec.exceptions import (
     AggregationError,
     ConfigurationError,
+    HistoryError,
     MethodsFailedError,
     RecoveryError,
     ShapeError,
@@ -44,7 +45,12 @@ from fedrec.recipe.folder import (
 from fedrec.recipe.measures import Model, is_measured, measure, recorded_model
 from fedrec.recipe.model_fit import check_fit
 from fedrec.recipe.repair import history_is_gone, repair
-from fedrec.recipe.results import collect_results, excluded_clients, recovery_spec
+from fedrec.recipe.results import (
+    collect_results,
+    excluded_clients,
+    recovery_spec,
+    warn_of_uneven_rounds,
+)
 from fedrec.recipe.schema import Recipe, build_parts, folder_name
 from fedrec.recipe.step_results import detection_result, method_result, recording_result
 from fedrec.report import write_report
@@ -145,7 +151,8 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     try:
         if "recover" in steps:
             repair(where, session.recipe)
-        if session.is_done(steps):
+        goes_on = "record" in steps and session.lost_rounds() > 0
+        if session.is_done(steps) and not goes_on:
             _log.info("Everything in `%s` is done already.", where.path)
             session.measure()
         else:
@@ -162,6 +169,7 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     results = collect_results(where)
     if failed is not None:
         results["failures"] = failed.failures
+    warn_of_uneven_rounds(where, session.recipe.config)
     where.write("results.json", results)
     page = write_report(where.path)
     if worked:
@@ -214,6 +222,16 @@ class _Session:
     def is_recorded(self) -> bool:
         """Return whether the recording is finished."""
         return self.folder.recorded(self.recording) is not None
+
+    def lost_rounds(self) -> int:
+        """Return how many rounds of the finished recording were dropped from its history since."""
+        done = self.folder.recorded(self.recording)
+        if done is None or not self.is_on_disk:
+            return 0
+        with suppress(HistoryError), self.history:  # a finished run does without its history
+            if not self.history.is_empty:
+                return int(done["history"]["rounds"]) - len(self.history.rounds())
+        return 0
 
     def is_done(self, steps: Sequence[str]) -> bool:
         """Return whether all steps are done; the history may have been deleted since."""
@@ -328,10 +346,11 @@ class _Session:
 
     def record(self) -> None:
         done = self.folder.recorded(self.recording)
-        if done is not None and not self.history.is_empty:
+        is_there = not self.history.is_empty
+        if done and is_there and len(self.history.rounds()) >= done["history"]["rounds"]:
             _log.info("Recording: kept, %d rounds.", done["rounds"])
             return
-        if done is not None and self.is_on_disk:
+        if done and not is_there and self.is_on_disk:
             raise history_is_gone(self.folder)
         check_fit(self.recipe, self.parts.data)
         for remark in self.parts.remarks:
@@ -355,6 +374,8 @@ class _Session:
                 self.history.close()
                 shutil.rmtree(self.folder.path / "history", ignore_errors=True)
                 (self.folder.path / RECORD).unlink(missing_ok=True)
+            elif done:  # lost rounds cannot be made again; what is left is as good as before
+                self.folder.write(RECORD, {"spec": self.recording, "result": done})
             raise
         kept = recording_result(result, self.history, synthetic=self.parts.data.synthetic)
         kept = {**self._test(result), **kept}
@@ -444,9 +465,9 @@ class _Session:
         self.models[label] = Model(
             result.global_weights.cpu(), result.buffers, self.federation.layout.buffer_spec
         )
-        self.folder.write(
-            file, {"spec": spec, "result": {**self._test(result), **method_result(result)}}
-        )
+        kept = {**self._test(result), **method_result(result)}
+        kept["recorded"] = len(self.history.rounds())
+        self.folder.write(file, {"spec": spec, "result": kept})
 
     def measure(self) -> None:
         """Measure the models that have not been measured yet."""

@@ -16,9 +16,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from fedrec.cli.main import main
 from fedrec.data import Digits
 from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError, RecipeError
-from fedrec.history import LMDBHistory, merge_history, new_key, shard_history
+from fedrec.history import LMDBHistory, merge_history, new_key, repair, shard_history
 from fedrec.loop import FederatedLoop
 from fedrec.models import MLP
 from fedrec.recipe import Recipe, load_recipe, run
@@ -200,6 +201,46 @@ def test_the_master_key_may_be_moved(recipe_file: Path, tmp_path: Path) -> None:
     assert [m["name"] for m in results["methods"]] == ["HistoricalOnly"]
     with pytest.raises(ConfigurationError, match="recording of another recipe"):
         run(recipe(None), output_dir=tmp_path, progress=False)
+
+
+def test_rounds_that_a_repair_dropped_are_told_and_recorded_again(
+    recipe_file: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scratch = weights_in(copied, "TrainFromScratch")
+    replay = weights_in(copied, "HistoricalOnly")
+    history = copied / "history" / "data.mdb"
+    with LMDBHistory(history.parent) as store:
+        damaged = store.read_round(5, ()).global_weights.numpy().tobytes()
+    content = history.read_bytes()
+    history.write_bytes(content.replace(damaged, b"damage" + damaged[6:]))
+    assert repair(copied).rounds == 5
+    shutil.rmtree(copied / "recover" / "HistoricalOnly")
+    for words in (["recover", str(copied), "--no-progress"], ["report", str(copied)]):
+        assert main(words) == 0
+        said = capsys.readouterr().err
+        assert "the recorded model: 8" in said
+        assert "TrainFromScratch: 8, HistoricalOnly: 5. HINT: `fedrec record" in said
+        assert f"remove `{copied / 'recover' / 'HistoricalOnly'}`, and" in said
+    run(load_recipe(recipe_file), output_dir=copied.parent, steps=["record"], progress=False)
+    shutil.rmtree(copied / "recover" / "HistoricalOnly")
+    assert main(["recover", str(copied), "--no-progress"]) == 0
+    assert "Warning" not in capsys.readouterr().err
+    assert np.array_equal(weights_in(copied, "HistoricalOnly"), replay)
+    assert np.array_equal(weights_in(copied, "TrainFromScratch"), scratch)
+
+
+def test_lost_rounds_that_cannot_be_recorded_again_cost_nothing(
+    recipe_file: Path, copied: Path
+) -> None:
+    file = copied / "record" / "result.json"
+    stored = json.loads(file.read_text())
+    stored["result"]["history"]["rounds"] = 9
+    stored["spec"]["loop"]["num_shards"] = 4
+    file.write_text(json.dumps(stored))
+    recipe = load_recipe(recipe_file, ["loop.num_shards=3"])
+    with pytest.raises(ConfigurationError, match="num_shards"):
+        run(recipe, output_dir=copied.parent, progress=False)
+    assert json.loads(file.read_text())["result"] == stored["result"]
 
 
 @pytest.mark.parametrize("words", [[], ["history=ShardedHistory"]], ids=str)
