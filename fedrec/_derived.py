@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedrec._files import temporary_of, write_atomically
+from fedrec._files import temporary_of, write_atomically, writing
 
 __all__ = ["forget_derived", "register_derived"]
 
@@ -41,15 +41,16 @@ def register_derived(
     register = path.parent / _REGISTER
     if _entries(register).get(path.name) == entry:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The line feed comes first: a power cut may have left the line before half written.
     line = f"\n{json.dumps(entry)}".encode()
-    descriptor = os.open(register, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        os.write(descriptor, line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with writing(register):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(register, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def forget_derived(folder: Path, client_ids: Collection[str]) -> Iterator[Path]:

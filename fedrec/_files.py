@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["csv_text", "sync", "write_atomically"]
+from fedrec.exceptions import FileWriteError
+
+__all__ = ["csv_text", "sync", "temporary_of", "write_atomically", "writing"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of an error of the operating system what could not be written, and what to do.
+
+    Args:
+        path: The file or folder that is written until exit.
+
+    Raises:
+        FileWriteError: In place of any `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileWriteError):
+            raise
+        files = [parent for parent in (path, *path.parents) if parent.is_file()]
+        if error.errno in _FULL:
+            hint = "free space, and give the same command again: what is done is kept."
+        elif files and error.errno in (errno.ENOTDIR, errno.EEXIST):
+            hint = f"`{files[0]}` is a file, not a folder: choose another path."
+        else:
+            hint = "choose a path that can be written to."
+        reason = error.strerror or str(error)
+        failed = FileWriteError(f"`{path}` cannot be written: {reason}. HINT: {hint}")
+        failed.errno = error.errno
+        raise failed from error
 
 
 def csv_text(lines: Iterable[Sequence[object]]) -> str:
@@ -30,18 +64,27 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
         path: The file; its folder is made if it is missing.
         data: The new content.
         private: Whether only the file's owner may read it.
+
+    Raises:
+        FileWriteError: If it cannot be written; the old content stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_of(path)
-    temporary.unlink(missing_ok=True)  # a process that was killed may have left it
-    mode = 0o600 if private else 0o666
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)  # a process that was killed may have left it
+        mode = 0o600 if private else 0o666
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -11,6 +11,7 @@ __all__ = [
     "ConfigurationError",
     "FedrecError",
     "FedrecWarning",
+    "FileWriteError",
     "ForgottenError",
     "HistoryCorruptedError",
     "HistoryError",
@@ -135,6 +136,10 @@ class MethodsFailedError(RecoveryError):
         head = f"{number} {'method' if number == 1 else 'methods'} failed; the others are kept:"
         lines = [f"{label}: {reason}" for label, reason in self.failures.items()]
         super().__init__("\n  - ".join([head, *lines]))
+
+
+class FileWriteError(FedrecError, OSError):
+    """A file, or a folder for it, cannot be written: the disk is full, or the path does not do."""
 
 
 class RankError(FedrecError):

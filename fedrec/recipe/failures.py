@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedrec._files import write_atomically
-from fedrec.exceptions import ConfigurationError, FedrecError, MethodsFailedError
+from fedrec.exceptions import ConfigurationError, FedrecError, FileWriteError, MethodsFailedError
 
 __all__ = ["keep_failure", "raise_failures", "reason_of"]
 
@@ -35,8 +35,12 @@ def keep_failure(error: Exception, file: Path, shown: str | Path) -> str:
     """
     if isinstance(error, FedrecError):
         return reason_of(error)
-    write_atomically(file, "".join(traceback.format_exception(error)).encode())
-    return f"{type(error).__name__}: {reason_of(error)} (traceback in {shown})"
+    where = f"traceback in {shown}"
+    try:
+        write_atomically(file, "".join(traceback.format_exception(error)).encode())
+    except FileWriteError as unwritten:  # what failed first is what counts
+        where = f"without its traceback: {unwritten}"
+    return f"{type(error).__name__}: {reason_of(error)} ({where})"
 
 
 def raise_failures(failures: Mapping[str, Exception], files: Mapping[str, Path]) -> None:

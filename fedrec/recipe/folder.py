@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning import LightningModule
 
 from fedrec._derived import register_derived
-from fedrec._files import write_atomically
+from fedrec._files import write_atomically, writing
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.data import FederatedDataModule
@@ -198,7 +198,8 @@ class RunFolder:
         Raises:
             ConfigurationError: If another process works on the run.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
         in_use = (
             f"Another process works on the run in `{self.path}`. HINT: wait until it is done, or "
             "choose another folder with `name=` or `--output-dir`."

@@ -20,6 +20,7 @@ from fedrec.callbacks import Callback, LoopSettings
 from fedrec.exceptions import (
     AggregationError,
     ConfigurationError,
+    FileWriteError,
     HistoryError,
     MethodsFailedError,
     RecoveryError,
@@ -169,14 +170,20 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     results = collect_results(where)
     if failed is not None:
         results["failures"] = failed.failures
+        failed.results = results
     warn_of_uneven_rounds(where, session.recipe.config)
-    where.write("results.json", results)
-    page = write_report(where.path)
+    try:
+        where.write("results.json", results)
+        page = write_report(where.path)
+    except FileWriteError as error:
+        if failed is None:
+            raise
+        _log.warning("%s", error)
+        raise failed from error
     if worked:
         log_file(session.loop.runtime.loggers, page, page.name)
         end_runs(session.loop.runtime.loggers)
     if failed is not None:
-        failed.results = results
         raise failed
     return results
 
