@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning import LightningModule
 
 from fedrec._derived import register_derived
-from fedrec._files import write_atomically, writing
+from fedrec._files import temporary_of, write_atomically, writing
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.data import FederatedDataModule
@@ -219,7 +219,9 @@ class RunFolder:
             ConfigurationError: If the folder holds a recording of another recipe, or is no run
                 folder.
         """
-        if not self.recipe_file.exists() and not self._is_run() and any(self.path.glob("*")):
+        # A process that was ended in its very first write has left no more than that.
+        others = set(self.path.glob("*")) - {temporary_of(self.recipe_file)}
+        if not self.recipe_file.exists() and not self._is_run() and others:
             raise ConfigurationError(
                 f"Expected `{self.path}` to be a run folder, or a new or empty one, but it holds "
                 "other files. HINT: choose another with `name=` or `--output-dir`."

@@ -324,6 +324,16 @@ def test_overwrite_removes_run_folders_only(recipe_file: Path, tmp_path: Path) -
     assert (tmp_path / "small" / "thesis.tex").exists()
 
 
+def test_a_run_that_was_ended_in_its_first_write_can_be_run(
+    recipe_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "recipe.yaml.tmp").write_text("data: {class_")
+    recipe = load_recipe(recipe_file, ["record.max_rounds=4"])
+    run(recipe, output_dir=tmp_path, steps=["record"], progress=False)
+    assert not (tmp_path / "small" / "recipe.yaml.tmp").exists()
+
+
 def test_other_recoverers_reuse_the_recording(recipe_file: Path, copied: Path) -> None:
     recording = (copied / "record" / "result.json").read_bytes()
     scratch = (copied / "recover" / "TrainFromScratch" / "result.json").read_bytes()
