@@ -266,7 +266,7 @@ class RunFolder:
         path = self.path / name
         try:
             value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError as error:
             raise ConfigurationError(
@@ -321,6 +321,8 @@ def existing(path: str | Path) -> RunFolder:
                 f"`name={folder.path.resolve().name}` and `--output-dir "
                 f"{folder.path.resolve().parent}` writes it again and keeps what is done."
             )
+        elif folder.path.is_file():
+            hint = f"`fedrec run {path}`, if that is a recipe, makes one and says where it is."
         raise ConfigurationError(
             expected("RUN", "a run folder (with recipe.yaml in it)", str(path), hint=hint)
         )

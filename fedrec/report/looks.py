@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrec._files import writing
 from fedrec.exceptions import ConfigurationError, MissingDependencyError, expected
 from fedrec.metrics import REASONS
 from fedrec.recipe.grid import short_keys
@@ -253,6 +254,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
     Raises:
         ConfigurationError: If the file name has another ending.
+        FileWriteError: If it cannot be written.
 
     Examples:
         >>> save_figure(None, "figure.bmp")
@@ -270,7 +272,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
         raise ConfigurationError(expected("output", "a .png, .svg or .pdf file", str(path)))
     import matplotlib as mpl
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(_STYLE):
+    with writing(path), mpl.rc_context(_STYLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=300, metadata=kinds[path.suffix])
     return path

@@ -131,6 +131,26 @@ def test_mistakes_are_one_message_and_exit_code_2(
         main(["validate", "small.yaml", "--debug", "sede=1"])
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["recover", "small.yaml"], "HINT: `fedrec run small.yaml`, if that is a recipe"),
+        (["report", "small.yaml"], "Expected `RUN` to be a run folder"),
+        (["detect", "small.yaml"], "Expected `RUN` to be a run folder"),
+        (["run", "small.yaml", "--output-dir", "afile/sub"], "`afile` is a file, not a folder"),
+        (["run", "small.yaml", "--output-dir", ".", "name=afile"], "`afile` is a file, not a"),
+        (["schema", "-o", "afile/x.json"], "`afile/x.json` cannot be written: "),
+    ],
+    ids=str,
+)
+def test_a_file_where_a_folder_has_to_be(
+    here: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "afile").write_text("")
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_another_recipe_in_the_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quietly = ["run", "small.yaml", "--no-progress"]
     assert main(quietly) == 0
