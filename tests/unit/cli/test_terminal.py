@@ -107,6 +107,7 @@ def test_exit_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         "1",
         "2",
         "130",
+        "143",
     ]
 
 
