@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedrec.exceptions import FedrecError, ShapeError
-from fedrec.types import CohortUpdates
 
-__all__ = ["left_alone", "returned", "rows_here"]
+__all__ = ["left_alone", "returned"]
 
 
 @contextmanager
@@ -31,12 +30,6 @@ def left_alone(who: str, error: type[FedrecError], **shown: Tensor | None) -> It
                 f"Expected {who} to leave `{name}` as it was given, but it changed it in place. "
                 f"HINT: work on `{name}.clone()`."
             )
-
-
-def rows_here(sent: CohortUpdates) -> Tensor:
-    """Return the updates that are in this process, as they are."""
-    part: Tensor | None = getattr(sent, "part", None)  # of updates in shards
-    return sent.updates if part is None else part
 
 
 def version_of(tensor: Tensor | None) -> int | None:

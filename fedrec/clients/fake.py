@@ -32,9 +32,6 @@ class FakeClient(Client):
         tensor([0., 0., 0.])
     """
 
-    def __init__(self, client_id: str, *, num_samples: int) -> None:
-        super().__init__(client_id, num_samples=num_samples)
-
     def local_update(self, global_weights: Tensor, ctx: RoundContext | None) -> ClientUpdate:
         """Return zeros."""
         return ClientUpdate(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedrec._derived import register_derived
-from fedrec._guard import left_alone, rows_here
+from fedrec._guard import left_alone
 from fedrec.aggregators.base import Aggregator
 from fedrec.attacks.base import Attack
 from fedrec.callbacks.callback import Callback
@@ -336,7 +336,7 @@ class Recording:
                 f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: the model "
                 "diverges; lower `server_lr` or use a robust aggregation rule."
             )
-        given = {"updates": rows_here(sent), "global_weights": weights}
+        given = {"updates": sent.in_process().updates, "global_weights": weights}
         with left_alone("`on_updates` of callbacks", ConfigurationError, **given):
             runtime.call("on_updates", ctx, sent)
         seen = sent

@@ -500,8 +500,8 @@ def _fresh(component: T) -> T:
         raise ConfigurationError(
             f"Expected {type(component).__name__} to store its arguments as they are given, since "
             f"it is made again from them, but {Component.__repr__(component)} becomes "
-            f"{Component.__repr__(made)}. HINT: store what is "
-            "computed from an argument under another name."
+            f"{Component.__repr__(made)}. HINT: store what is computed from an argument under "
+            "another name."
         )
     return made
 
