@@ -95,8 +95,10 @@ _bits: Any = intrinsic(_generate_bits)
 def _decode(codes, steps, out):  # type: ignore[no-untyped-def]
     for start in range(0, len(out), _BLOCK):
         step = steps[start // _BLOCK]
-        for j in range(start, min(start + _BLOCK, len(out))):
-            out[j] = np.float32(codes[j]) * step
+        # Slices, since a loop that does not begin at 0 is not vectorized.
+        numbers, values = codes[start : start + _BLOCK], out[start : start + _BLOCK]
+        for j in range(len(values)):
+            values[j] = np.float32(numbers[j]) * step
 
 
 @_inline

@@ -6,9 +6,11 @@ masked stores of "store the smaller one", which take ten times as long on some p
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -213,6 +215,8 @@ def compile_kernel(
     """Compile a function that leaves Python's lock, or load it from numba's cache."""
     options: Any = {"nogil": True, "fastmath": set(fastmath)}
     compiled: Any
+    # numba names the file of its cache by this, and looks at the function's own file alone.
+    function.__qualname__ = f"{function.__name__}_{_digest()}"
     try:
         compiled = numba.njit(signature, cache=True, **options)(function)
         is_new = bool(compiled.stats.cache_misses)
@@ -222,6 +226,13 @@ def compile_kernel(
         _say_once()
     kernel: Callable[..., None] = compiled
     return kernel
+
+
+@lru_cache(maxsize=1)
+def _digest() -> str:
+    """Return a digest of all kernels: constants and functions of others are compiled into one."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)

@@ -63,26 +63,32 @@ def _float16_decode(halves, scale, out):  # type: ignore[no-untyped-def]
         out[i] = _number(np.int32(bits)) * _REBIAS * scale
 
 
+# Slices of a block, since a loop that does not begin at 0 is not vectorized.
 def _int8_maxima(vector, out):  # type: ignore[no-untyped-def]
     for block in range(out.size):
+        values = vector[block * _BLOCK : (block + 1) * _BLOCK]
         highest = np.int32(0)
-        for i in range(block * _BLOCK, min((block + 1) * _BLOCK, vector.size)):
-            highest = max(highest, _bits(vector[i]) & np.int32(0x7FFFFFFF))
+        for i in range(values.size):
+            highest = max(highest, _bits(values[i]) & np.int32(0x7FFFFFFF))
         out[block] = _number(np.int32(highest))
 
 
 def _int8_encode(vector, inverses, codes):  # type: ignore[no-untyped-def]
     for block in range(inverses.size):
+        values = vector[block * _BLOCK : (block + 1) * _BLOCK]
+        numbers = codes[block * _BLOCK : (block + 1) * _BLOCK]
         inverse = inverses[block]
-        for i in range(block * _BLOCK, min((block + 1) * _BLOCK, vector.size)):
-            codes[i] = np.int8(np.int32(np.rint(vector[i] * inverse)))
+        for i in range(values.size):
+            numbers[i] = np.int8(np.int32(np.rint(values[i] * inverse)))
 
 
 def _int8_decode(codes, steps, out):  # type: ignore[no-untyped-def]
     for block in range(steps.size):
+        numbers = codes[block * _BLOCK : (block + 1) * _BLOCK]
+        values = out[block * _BLOCK : (block + 1) * _BLOCK]
         step = steps[block]
-        for i in range(block * _BLOCK, min((block + 1) * _BLOCK, out.size)):
-            out[i] = np.float32(codes[i]) * step
+        for i in range(values.size):
+            values[i] = np.float32(numbers[i]) * step
 
 
 def _array(of: Any) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import shutil
 import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,3 +221,36 @@ def test_compiling_is_said_once_and_loading_is_not(tmp_path, caplog, monkeypatch
         assert values[0] == 2
         said.append(len(caplog.records))
     assert said == [1, 1]
+
+
+def test_a_cached_kernel_is_not_used_after_what_it_calls_has_changed(tmp_path, monkeypatch):
+    kernels = pytest.importorskip("fedrec.functional.kernels._numba_kernels")
+    (tmp_path / "scaling.py").write_text(
+        "from factors import FACTOR\n\n\ndef scale(x):\n    x[0] *= FACTOR\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    # numba itself looks at the file of `scale` alone, which is the same in all three.
+    for factor, sources, scaled in ((2, "old", 2), (3, "old", 2), (3, "new", 3)):
+        # Of another size, or Python may take the old one for it.
+        (tmp_path / "factors.py").write_text(f"FACTOR = {factor}" + factor * "\n", encoding="utf-8")
+        importlib.invalidate_caches()
+        for name in ("factors", "scaling"):
+            sys.modules.pop(name, None)
+        monkeypatch.setattr(kernels, "_digest", lambda sources=sources: sources)
+        values = np.ones(1, np.float32)
+        function = importlib.import_module("scaling").scale
+        kernels.compile_kernel(function, "void(f4[::1])")(values)
+        assert values[0] == scaled
+
+
+def test_the_digest_is_of_all_kernels(tmp_path, monkeypatch):
+    kernels = pytest.importorskip("fedrec.functional.kernels._numba_kernels")
+    for path in Path(kernels.__file__).parent.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "_numba_kernels.py"))
+    digest = kernels._digest.__wrapped__
+    before = digest()
+    assert before == kernels._digest()
+    with (tmp_path / "selection_network.py").open("a", encoding="utf-8") as source:
+        source.write("# of another version\n")
+    assert digest() != before
