@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from fedrec.distributed.ranks import Ranks
     from fedrec.types import RoundRecord
 
-__all__ = ["HistoryStore"]
+__all__ = ["SEALED", "HistoryStore"]
+
+#: What content begins with that `HistoryStore.seal` has encrypted.
+SEALED = b"fedrec sealed\n"
 
 
 class HistoryStore(ABC):
@@ -132,6 +135,30 @@ class HistoryStore(ABC):
     def forgotten(self) -> tuple[str, ...]:
         """Clients that were forgotten: nothing they sent is stored any more."""
         return ()
+
+    def seal(self, content: bytes, shard: int = 0) -> bytes:
+        """Return the content of a file that lies beside the history: encrypted, if that is.
+
+        Args:
+            content: What is in the file.
+            shard: Whose file it is, in a history in shards.
+
+        Returns:
+            By default the same; otherwise something that begins with `SEALED`.
+        """
+        return content
+
+    def unseal(self, content: bytes, shard: int = 0) -> bytes:
+        """Return what `seal` was given; by default, that is what it returned.
+
+        Args:
+            content: What `seal` returned.
+            shard: Whose file it is, in a history in shards.
+
+        Raises:
+            HistoryCorruptedError: If it was changed, or is of another history.
+        """
+        return content
 
     def close(self) -> None:
         """Release what the store holds. Closing twice is fine."""

@@ -654,6 +654,23 @@ class ShardedHistory(HistoryStore):
         codec = self._open().recording.codec
         return updates if codec.lossless else self._encoded.add(codec, updates)
 
+    def seal(self, content: bytes, shard: int = 0) -> bytes:
+        """Return the content of a shard's file beside the history: encrypted, if that is.
+
+        Raises:
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+        """
+        return self._open().shards[shard].seal(content)
+
+    def unseal(self, content: bytes, shard: int = 0) -> bytes:
+        """Return what `seal` was given.
+
+        Raises:
+            HistoryCorruptedError: If it was changed, or is of another history.
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+        """
+        return self._open().shards[shard].unseal(content)
+
     @property
     def is_locked(self) -> bool:
         """Whether the recording is encrypted and its keys are not known."""

@@ -18,11 +18,13 @@ from torch import Tensor
 from fedrec._derived import register_derived
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError, FedrecWarning, HistoryCorruptedError
+from fedrec.history.base import SEALED, HistoryStore
 from fedrec.history.tools.npz import UNREADABLE
 
 __all__ = [
     "ShardFiles",
     "check_state",
+    "finished_state",
     "lightning_checkpoint",
     "load_state",
     "on_device",
@@ -30,12 +32,17 @@ __all__ = [
 ]
 
 
-def save_state(path: Path, state: dict[str, Any]) -> None:
+def save_state(
+    path: Path, state: dict[str, Any], history: HistoryStore | None = None, shard: int = 0
+) -> None:
     """Save nested dicts and lists of tensors, numbers, strings, booleans and `None`.
 
     Args:
         path: File to write, atomically.
         state: The nested values.
+        history: The history beside which the file lies, which encrypts it if it is encrypted
+            itself; `None` for a file that holds nothing of a client.
+        shard: Whose file it is, in a history in shards.
 
     Raises:
         ConfigurationError: If it is something else, as where a component's `state_dict` returns it.
@@ -45,7 +52,8 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     tensors["__json__"] = np.frombuffer(text.encode(), dtype=np.uint8)
     np.savez(buffer, allow_pickle=False, **tensors)
-    write_atomically(path, buffer.getvalue(), private=True)  # clients' updates may be in it
+    content = buffer.getvalue() if history is None else history.seal(buffer.getvalue(), shard)
+    write_atomically(path, content, private=True)  # clients' updates may be in it
 
 
 def check_state(state: dict[str, Any]) -> None:
@@ -77,17 +85,26 @@ def _encoded(value: Any, place: str, tensors: dict[str, np.ndarray]) -> Any:
     )
 
 
-def load_state(path: Path) -> dict[str, Any]:
+def load_state(path: Path, history: HistoryStore | None = None, shard: int = 0) -> dict[str, Any]:
     """Return the state that `save_state` wrote; tuples come back as lists.
+
+    Args:
+        path: The file.
+        history: The history beside which it lies, as in `save_state`.
+        shard: Whose file it is, in a history in shards.
 
     Raises:
         HistoryCorruptedError: If the file is not a state, or is damaged.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        with path.open("rb") as file:
+            archive: Any = file
+            if history is not None and _is_sealed(path):
+                archive = io.BytesIO(history.unseal(file.read(), shard))
+            with np.load(archive, allow_pickle=False) as opened:
+                arrays = {name: opened[name] for name in opened.files}
         state = json.loads(arrays.pop("__json__").tobytes().decode())
-    except UNREADABLE as error:
+    except (*UNREADABLE, HistoryCorruptedError) as error:
         raise HistoryCorruptedError(
             f"The checkpoint {path} cannot be read: {error}. HINT: delete it to start over."
         ) from error
@@ -105,6 +122,29 @@ def load_state(path: Path) -> dict[str, Any]:
     return decoded
 
 
+def finished_state(path: Path) -> dict[str, Any] | None:
+    """Return the state of a recovery that is finished, for which no history is needed.
+
+    Args:
+        path: The checkpoint.
+
+    Returns:
+        `None` if the recovery is not finished, or there is no file.
+
+    Raises:
+        HistoryCorruptedError: If the file is damaged.
+    """
+    if not path.exists() or _is_sealed(path):
+        return None
+    state = load_state(path)
+    return state if state["finished"] else None
+
+
+def _is_sealed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(SEALED)) == SEALED
+
+
 class ShardFiles:
     """The part of a checkpoint that is of shards of clients: a file for each, in its own process.
 
@@ -114,13 +154,14 @@ class ShardFiles:
     Args:
         folder: Where the files are, or `None` for none.
         without: Clients of whom they hold no data.
+        history: The history beside which they lie, which encrypts them if it is encrypted itself.
 
     Attributes:
         turn: 0 or 1, of the files that were written or read last.
     """
 
-    def __init__(self, folder: Path | None, without: Sequence[str]) -> None:
-        self._folder, self._without = folder, without
+    def __init__(self, folder: Path | None, without: Sequence[str], history: HistoryStore) -> None:
+        self._folder, self._without, self._history = folder, without, history
         self.turn = 0
 
     def write(self, states: Mapping[int, dict[str, Any]], next_round: int) -> bool:
@@ -139,7 +180,7 @@ class ShardFiles:
         for shard, state in states.items():
             path = self._path(shard, self.turn)
             register_derived(path, without=self._without)
-            save_state(path, {"next": next_round, "state": state})
+            save_state(path, {"next": next_round, "state": state}, self._history, shard)
         return bool(states)
 
     def read(self, shards: Iterable[int], turn: int, next_round: int) -> dict[int, dict[str, Any]]:
@@ -157,7 +198,7 @@ class ShardFiles:
         self.turn, states = turn, {}
         for shard in shards:
             path = self._path(shard, turn)
-            saved = load_state(path)
+            saved = load_state(path, self._history, shard)
             if saved["next"] != next_round:
                 raise HistoryCorruptedError(
                     f"The checkpoint {path} is before round {saved['next']}, and the one that it "

@@ -249,7 +249,8 @@ class Recording:
             store_id = self.history.manifest.store_id
             state = aggregator.state_dict()
             register_derived(path)  # the memory may hold data of single clients
-            save_state(path, {"store_id": store_id, "next": next_round, "aggregator": state})
+            saved = {"store_id": store_id, "next": next_round, "aggregator": state}
+            save_state(path, saved, self.history)
 
     def _load_rule_state(self, num_rounds: int) -> int:
         """Load the saved memory of the aggregation rule; return the first round to replay."""
@@ -266,7 +267,7 @@ class Recording:
         if path is None or not path.exists():
             return None
         try:
-            return load_state(path)
+            return load_state(path, self.history)
         except HistoryCorruptedError as error:
             _log.warning("%s The whole history is replayed instead.", error)
             return None

@@ -246,7 +246,7 @@ class Recovery:
         place = Path("recover", self.name)
         self.folder = None if runtime.folder is None else runtime.folder / place
         own_folder = None if runtime.own_folder is None else runtime.own_folder / place
-        self.shard_files = ShardFiles(own_folder, without=self.exclude)
+        self.shard_files = ShardFiles(own_folder, self.exclude, self.history)
         self.client_seconds: dict[str, float] = {}
         self.ledger = CostLedger(num_rounds=self._rounds_of_clients())
 
@@ -419,7 +419,7 @@ class Recovery:
             )
         if path is None or not path.exists():
             return None
-        state = load_state(path)
+        state = load_state(path, self.history)
         current = self._identity()
         differences = [k for k, v in current.items() if state["identity"].get(k) != v]
         if differences:
@@ -439,12 +439,12 @@ class Recovery:
         require_same_plan(state["execution"], self.execution, "the recovery")
         if not state["finished"]:
             self.recoverer.load_state_dict(on_device(state["recoverer"], device))
+            engine.aggregator.load_state_dict(on_device(state["aggregator"], device))
+            if self.attack is not None:
+                self.attack.load_state_dict(on_device(state["attack"], device))
+            engine.last_aggregate = on_device(state["last_aggregate"], device)
         if state["shard_files"] is not None:
             self.runtime.ranks.each(lambda: self._restore_shards(state))
-        engine.aggregator.load_state_dict(on_device(state["aggregator"], device))
-        if self.attack is not None:
-            self.attack.load_state_dict(on_device(state["attack"], device))
-        engine.last_aggregate = on_device(state["last_aggregate"], device)
         engine.executor.departure = state["departure"]
         if engine.buffers.values is not None:
             engine.buffers.values = state["buffers"].to(device)
@@ -466,7 +466,7 @@ class Recovery:
     ) -> None:
         """Write a checkpoint: what is of shards first, each in its own process, then all else."""
         ranks, files = self.runtime.ranks, self.shard_files
-        # A recoverer's state is large, and a finished recovery does not need it.
+        # What is of clients is large, and a finished recovery does not need it.
         own = {} if finished else self.recoverer.shard_states()
         written = any(ranks.each(lambda: files.write(own, next_round)))
         turn = files.turn if written else None
@@ -475,19 +475,20 @@ class Recovery:
             "seconds": seconds,
             "finished": finished,
             "weights": weights,
-            **self._states(finished),
+            **({} if finished else self._states()),
             "shard_files": turn,
             "diagnostics": self.recoverer.diagnostics(),
         }
         ranks.once(lambda: self._write_checkpoint(state))
         files.remove(all_but=turn)
 
-    def _states(self, finished: bool = False) -> dict[str, Any]:
-        """Return what components remember."""
+    def _states(self) -> dict[str, Any]:
+        """Return what components remember, and the last aggregate, which may be an update."""
         return {
-            "recoverer": {} if finished else self.recoverer.state_dict(),
+            "recoverer": self.recoverer.state_dict(),
             "aggregator": self.engine.aggregator.state_dict(),
             "attack": {} if self.attack is None else self.attack.state_dict(),
+            "last_aggregate": self.engine.last_aggregate,
         }
 
     def _write_checkpoint(self, state: dict[str, Any]) -> None:
@@ -504,13 +505,13 @@ class Recovery:
                 "execution": self.execution,
                 "client_seconds": self.client_seconds,
                 "rounds": len(self.steps),
-                "last_aggregate": engine.last_aggregate,
                 "buffers": engine.buffers.values,
                 "buffer_spec": self.federation.layout.buffer_spec,
                 "departure": engine.executor.departure,
                 "ledger": self.ledger.state_dict(),
                 "callbacks": [callback.state_dict() for callback in callbacks],
             },
+            None if state["finished"] else self.history,
         )
 
     def _write_results(self, weights: Tensor, seconds: float) -> None:

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from fedrec.federation import Federation
 from fedrec.history import HistoryStore, HistoryView
-from fedrec.loop.checkpoint import load_state
+from fedrec.loop.checkpoint import finished_state
 from fedrec.loop.evaluation import evaluate_metrics
 from fedrec.loop.runtime import Runtime
 from fedrec.recipe.folder import RECORDED, RunFolder
@@ -116,10 +116,10 @@ def measure(
 def _model(folder: RunFolder, label: str, models: Mapping[str, Model]) -> Model | None:
     """Return a model from memory, or from the checkpoint of a finished recovery, or `None`."""
     path = folder.path / folder.weights_file(label)
-    if label in models or label == RECORDED or not path.exists():
+    if label in models or label == RECORDED:
         return models.get(label)
-    state = load_state(path)
-    if not state["finished"]:
+    state = finished_state(path)
+    if state is None:
         return None
     return Model(state["weights"], state["buffers"], state["buffer_spec"])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedrec._files import write_atomically
 from fedrec.exceptions import ConfigurationError
-from fedrec.loop.checkpoint import lightning_checkpoint, load_state
+from fedrec.loop.checkpoint import finished_state, lightning_checkpoint
 from fedrec.metrics import CostLedger
 from fedrec.parameters import ParameterVector
 from fedrec.recipe.folder import RunFolder
@@ -62,8 +62,8 @@ def repair(folder: RunFolder, recipe: Recipe) -> None:
         if not lost or folder.result(file, spec) is None:
             continue
         checkpoint, names = folder.path / folder.weights_file(label), " and ".join(lost)
-        state = load_state(checkpoint) if checkpoint.exists() else {}
-        if state.get("finished"):
+        state = finished_state(checkpoint)
+        if state is not None:
             _make(lost, where, state, recipe)
             _log.info("%s: %s missing, made again from the checkpoint.", label, names)
         elif (folder.path / "history").exists():

@@ -18,6 +18,7 @@ from fedrec.exceptions import (
     ShapeError,
 )
 from fedrec.history import HistoryStore, Manifest
+from fedrec.history.base import SEALED
 from fedrec.history.manifest import FORMAT_VERSION
 from fedrec.random import torch_generator
 from fedrec.types import CohortUpdates, RoundRecord
@@ -355,6 +356,16 @@ class HistoryStoreContract(ABC):
                 assert store.rounds() == range(4)
                 for t in range(4):
                     self.assert_same(store.read_round(t), self.record(t))
+
+    def test_what_lies_beside_it(self, tmp_path: Path) -> None:
+        """Content of files comes back; what is not encrypted does not look as if it was."""
+        content = bytes(range(256))
+        with self.begun(tmp_path / "history", 1) as store:
+            for given in (content, b""):
+                sealed = store.seal(given)
+                assert store.unseal(sealed) == given
+                assert sealed == given or sealed.startswith(SEALED)
+            assert store.unseal(content) == content
 
     def test_num_bytes_grow(self, tmp_path: Path) -> None:
         """Thirty rounds take at least the bytes of their global weights and aggregates."""

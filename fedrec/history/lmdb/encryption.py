@@ -39,6 +39,7 @@ KEYS = "keys.json"
 
 _KEY_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 12, 16
 OVERHEAD = _NONCE_BYTES + _TAG_BYTES  # bytes that a sealed payload is longer
+_PIECE = 2**30  # of a file; twice as much cannot be encrypted at once
 
 _HOW = (
     "`file:PATH` (a file that holds it) or `env:NAME` (an environment variable), never the key "
@@ -118,6 +119,28 @@ class Keys:
             ForgottenError: If the client's key was destroyed.
         """
         return memoryview(_open(self._cipher(name), sealed, bound))
+
+    def seal_file(self, content: bytes) -> bytes:
+        """Encrypt the content of a file beside the history, with the shared key, in pieces."""
+        size, whole = len(content), memoryview(content)
+        starts = range(0, max(size, 1), _PIECE)
+        pieces = [self.seal(None, whole[i : i + _PIECE], _of_file(i, size)) for i in starts]
+        return b"".join(pieces)
+
+    def open_file(self, sealed: memoryview) -> bytes:
+        """Decrypt what `seal_file` returned.
+
+        Raises:
+            TamperedError: If it is not that.
+        """
+        step = _PIECE + OVERHEAD
+        starts = range(0, max(len(sealed), 1), step)
+        size = len(sealed) - len(starts) * OVERHEAD
+        pieces = [
+            self.open(None, sealed[i : i + step], _of_file(i // step * _PIECE, size))
+            for i in starts
+        ]
+        return b"".join(pieces)
 
     def _cipher(self, name: str | None) -> AESGCM:
         with self._mutex:
@@ -298,6 +321,10 @@ def _open(cipher: AESGCM, sealed: memoryview, bound: bytes) -> bytes:
 
 def _purpose(name: str | None) -> bytes:
     return b"fedrec shared key" if name is None else b"fedrec client key " + name.encode()
+
+
+def _of_file(start: int, size: int) -> bytes:
+    return f"fedrec file, from byte {start} of {size}".encode()
 
 
 def _read(history: str, directory: Path) -> dict[str | None, str | None]:

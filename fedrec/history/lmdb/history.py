@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 from fedrec._checks import check_choice, check_int
 from fedrec.exceptions import (
     ConfigurationError,
+    HistoryCorruptedError,
     HistoryError,
     HistoryFormatError,
     expected,
 )
-from fedrec.history.base import HistoryStore
+from fedrec.history.base import SEALED, HistoryStore
 from fedrec.history.codecs import CODECS
 from fedrec.history.codecs.compiled import compiled
 from fedrec.history.codecs.int8 import Int8Codec
 from fedrec.history.lmdb.damage import Damage, DamagedRecordError
 from fedrec.history.lmdb.encoded import EncodedUpdates
-from fedrec.history.lmdb.encryption import CIPHER, Keys, check_source, master_key
+from fedrec.history.lmdb.encryption import CIPHER, Keys, TamperedError, check_source, master_key
 from fedrec.history.lmdb.environment import DATA, Environment
 from fedrec.history.lmdb.lock import WriterLock
 from fedrec.history.lmdb.mounts import warn_about
@@ -372,6 +373,36 @@ class LMDBHistory(HistoryStore):
         if codec.lossless:
             return updates
         return self._encoded.add(codec, updates)
+
+    def seal(self, content: bytes, shard: int = 0) -> bytes:
+        """Return the content of a file that lies beside the history: encrypted, if that is.
+
+        Raises:
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+        """
+        recording = self._open()[0]
+        if recording.manifest.encryption is None:
+            return content
+        return SEALED + recording.require_keys().seal_file(content)
+
+    def unseal(self, content: bytes, shard: int = 0) -> bytes:
+        """Return what `seal` was given.
+
+        Raises:
+            HistoryCorruptedError: If it was changed, or is of another history.
+            HistoryKeyError: If the history is encrypted and the master key is missing or another.
+        """
+        if not content.startswith(SEALED):
+            return content
+        recording = self._open()[0]
+        try:
+            if recording.manifest.encryption is None:
+                raise TamperedError("the history is not encrypted")
+            return recording.require_keys().open_file(memoryview(content)[len(SEALED) :])
+        except TamperedError as error:
+            raise HistoryCorruptedError(
+                f"A file beside history `{self.path}` cannot be decrypted: {error}."
+            ) from error
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:

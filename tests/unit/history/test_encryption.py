@@ -100,6 +100,34 @@ def unwrap(path: Path, name: str | None) -> AESGCM:
 # -- what lies on disk ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [0, 9, 10, 25, 30])
+def test_files_beside_it(
+    encrypted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("fedrec.history.lmdb.encryption._PIECE", 10)
+    path = encrypted(name="a")
+    store = LMDBHistory(path, master_key=f"file:{path.parent}/master.key")
+    content = bytes(range(1, size + 1))
+    sealed = store.seal(content)
+    mark, rest = sealed[:14], sealed[14:]
+    assert mark == b"fedrec sealed\n"
+    pieces = [rest[i : i + 38] for i in range(0, len(rest), 38)]  # 12 of nonce, 16 of tag
+    assert len(pieces) == max(-(-size // 10), 1)
+    opened = []
+    for i, piece in enumerate(pieces):
+        bound = f"fedrec file, from byte {10 * i} of {size}".encode()
+        opened.append(unwrap(path, None).decrypt(piece[:12], piece[12:], bound))
+    assert b"".join(opened) == content
+    assert store.unseal(sealed) == content
+    changed = [rest[:-1], rest[:-38], rest + rest[-38:], bytes([rest[0] ^ 1]) + rest[1:]]
+    if len(pieces) > 2:
+        changed.append(pieces[1] + pieces[0] + b"".join(pieces[2:]))
+    for other in changed:
+        with pytest.raises(HistoryCorruptedError, match="cannot be decrypted"):
+            store.unseal(mark + other)
+    assert store.unseal(content) == content  # it was never encrypted
+
+
 def test_layout(
     encrypted: Callable[..., Path], arrays: Callable[..., RoundArrays], manifest: Manifest
 ) -> None:

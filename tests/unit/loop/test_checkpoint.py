@@ -22,9 +22,15 @@ from torch.utils.data import TensorDataset
 from fedrec import FederatedLoop, Federation, LightningClient
 from fedrec.aggregators import FoolsGold, Median
 from fedrec.callbacks import Callback
-from fedrec.exceptions import ConfigurationError, FedrecWarning
-from fedrec.history import MemoryHistory
-from fedrec.loop.checkpoint import lightning_checkpoint, load_state
+from fedrec.exceptions import (
+    ConfigurationError,
+    FedrecWarning,
+    HistoryCorruptedError,
+    HistoryKeyError,
+)
+from fedrec.history import LMDBHistory, MemoryHistory, ShardedHistory
+from fedrec.history.base import SEALED
+from fedrec.loop.checkpoint import finished_state, lightning_checkpoint, load_state, save_state
 from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.testing.problems import quadratic_federation
 from fedrec.types import RunResult
@@ -113,9 +119,72 @@ def test_files_with_what_clients_sent_are_their_owners_alone(tmp_path: Path) -> 
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
     loop().recover(clients, history, method, exclude=[clients.client_ids[0]], resume=True)
     state = load_state(checkpoint)
-    assert (state["finished"], state["recoverer"]) == (True, {})
-    assert state["aggregator"]["sums"].shape == (4, clients.layout.num_parameters)
+    assert state["finished"]
+    assert not {"recoverer", "aggregator", "attack", "last_aggregate"} & set(state)
     assert stat.S_IMODE(checkpoint.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("num_shards", [None, 3])
+def test_files_beside_an_encrypted_history_are_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int | None
+) -> None:
+    """Until the recovery has ended: then nothing that a client sent is in them."""
+    monkeypatch.setenv("KEY", "0f" * 32)
+    clients = quadratic_federation(num_clients=6, size=40)
+    method = {"warmup_rounds": 3, "correction_period": 4, "final_rounds": 1}
+    settings: dict[str, Any] = {
+        "accelerator": "cpu", "enable_progress_bar": False, "checkpoint_every": 0,
+        "num_shards": num_shards,
+    }  # fmt: skip
+    store: Any = LMDBHistory if num_shards is None else ShardedHistory
+    rule = FoolsGold() if num_shards is None else Median()
+    history = store(tmp_path / "history", master_key="env:KEY")
+    loop = FederatedLoop(**settings, default_root_dir=tmp_path)
+    loop.record(clients, rule, history, max_rounds=8, server_lr=0.1)
+    left_out = list(clients.client_ids[:2])
+    whole = FederatedLoop(**settings).recover(clients, history, FedRecover(**method), left_out)
+    stopped = FederatedLoop(**settings, default_root_dir=tmp_path, callbacks=[_Interrupted()])
+    with pytest.raises(KeyboardInterrupt):
+        stopped.recover(clients, history, FedRecover(**method), left_out)
+    files = sorted(tmp_path.glob("rec*/**/*.npz"))
+    folder = tmp_path / "recover" / "FedRecover"
+    if num_shards is None:
+        assert files == [tmp_path / "record" / "aggregator.npz", folder / "checkpoint.npz"]
+    else:  # nobody is left in the first of three shards
+        turn = load_state(folder / "checkpoint.npz", history)["shard_files"]
+        names = [f"checkpoint-shard-00{v}-{turn}.npz" for v in (1, 2)]
+        assert [file.name for file in files] == [*names, "checkpoint.npz"]
+    for file in files:
+        assert file.read_bytes()[: len(SEALED)] == SEALED
+        assert finished_state(file) is None
+        with pytest.raises(HistoryCorruptedError, match=rf"{file.name} cannot be read"):
+            load_state(file)
+    again = loop.recover(clients, history, FedRecover(**method), left_out, resume=True)
+    assert torch.equal(again.global_weights, whole.global_weights)
+    state = finished_state(folder / "checkpoint.npz")
+    assert state is not None
+    assert torch.equal(state["weights"], whole.global_weights)
+    assert [file.name for file in folder.glob("*.npz")] == ["checkpoint.npz"]
+
+
+def test_a_checkpoint_beside_another_history_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "0f" * 32)
+    clients = quadratic_federation()
+    loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False)
+    one, other = (LMDBHistory(tmp_path / name, master_key="env:KEY") for name in ("a", "b"))
+    for history in (one, other):
+        loop.record(clients, Median(), history, max_rounds=1, server_lr=0.1)
+    path = tmp_path / "checkpoint.npz"
+    save_state(path, {"sums": torch.ones(3)}, one)
+    assert load_state(path, one)["sums"].tolist() == [1, 1, 1]
+    for history in (other, MemoryHistory()):
+        with pytest.raises(HistoryCorruptedError, match="cannot be read"):
+            load_state(path, history)
+    monkeypatch.delenv("KEY")
+    with pytest.raises(HistoryKeyError, match="`KEY`"):
+        load_state(path, LMDBHistory(tmp_path / "a", master_key="env:KEY"))
 
 
 def test_module_is_a_copy_with_the_weights_and_buffers_of_the_result() -> None:

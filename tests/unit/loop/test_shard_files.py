@@ -24,12 +24,12 @@ def _names(folder: Path) -> list[str]:
 
 
 def test_two_files_of_a_shard_take_turns(tmp_path: Path) -> None:
-    files = ShardFiles(tmp_path, ["left-out"])
+    files = ShardFiles(tmp_path, ["left-out"], MemoryHistory())
     for next_round in (3, 5):
         states = {v: {"anchors": torch.full((2,), 10.0 * next_round + v)} for v in (1, 2)}
         assert files.write(states, next_round)
         assert len(_names(tmp_path)) == (2 if next_round == 3 else 4)  # the ones before stay
-        found = ShardFiles(tmp_path, ()).read([2], files.turn, next_round)
+        found = ShardFiles(tmp_path, (), MemoryHistory()).read([2], files.turn, next_round)
         assert found[2]["anchors"].tolist() == [10.0 * next_round + 2] * 2
     files.remove(all_but=files.turn)
     assert _names(tmp_path) == [f"checkpoint-shard-00{v}-{files.turn}.npz" for v in (1, 2)]
@@ -44,7 +44,7 @@ def test_two_files_of_a_shard_take_turns(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_there_are_no_files() -> None:
-    files = ShardFiles(None, ())
+    files = ShardFiles(None, (), MemoryHistory())
     assert not files.write({0: {}}, 1)
     files.remove()
 
