@@ -333,9 +333,11 @@ class Recording:
         sent = engine.ask(ctx, cohort, read_later=not (remembered or shown))
         self.client_seconds += time.perf_counter() - asking
         if not sent.client_ids:
+            hint = "the reasons say what is wrong with the clients."
+            if any("NaN" in reason for reason in sent.refused.values()):
+                hint = "the model diverges; lower `server_lr` or use a robust aggregation rule."
             raise UpdateError(
-                f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: the model "
-                "diverges; lower `server_lr` or use a robust aggregation rule."
+                f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: {hint}"
             )
         given = {"updates": sent.in_process().updates, "global_weights": weights}
         with left_alone("`on_updates` of callbacks", ConfigurationError, **given):

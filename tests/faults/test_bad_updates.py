@@ -90,6 +90,7 @@ def test_when_all_are_bad_the_rounds_before_are_kept(name: str, tmp_path: Path) 
         with pytest.raises(UpdateError, match="Round 1 has no usable update left") as caught:
             record(federation(*[BAD[name]] * 4), history)
         assert all(f"q{i}" in str(caught.value) for i in range(4))
+        assert ("the model diverges" in str(caught.value)) == ("NaN" in str(caught.value))
         assert history.verify() == range(1)
 
 
