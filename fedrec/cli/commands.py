@@ -24,7 +24,7 @@ from fedrec.recipe.folder import RunFolder, existing
 from fedrec.recipe.model_fit import check_fit
 from fedrec.recipe.planning import forecast_history, recoveries_there
 from fedrec.recipe.recovered import lines_to_load
-from fedrec.recipe.results import collect_results, warn_of_uneven_rounds
+from fedrec.recipe.results import collect_results
 from fedrec.recipe.runner import is_recorded
 from fedrec.recipe.schema import build_parts
 from fedrec.report import print_results, write_comparison, write_report
@@ -97,7 +97,8 @@ def _report(args: Options) -> None:
     folders = [existing(target) for target in args.target]
     runs = [collect_results(folder) for folder in folders]
     for folder, results in zip(folders, runs, strict=True):
-        warn_of_uneven_rounds(folder, results["recipe"])
+        for text in results["warnings"]:
+            _log.warning("%s", text)
         folder.write("results.json", results)
     if len(folders) == 1:
         path = write_report(folders[0].path, args.output)

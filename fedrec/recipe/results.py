@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +19,8 @@ __all__ = [
     "measure_specs",
     "recovery_spec",
     "reference_label",
-    "warn_of_uneven_rounds",
 ]
 
-_log = logging.getLogger(__name__)
 
 _METHOD = (
     "ter", "asr", "acp", "cp_min", "cp_max", "exact_rounds_by_reason", "client_bytes", "seconds",
@@ -112,7 +109,7 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         Figures of the recorded model and of every method, and more about the run. Rates, ACP and CP
         are fractions in [0, 1]; a figure that is undefined is `None`. Recoveries that were made for
         another recipe, or with other clients left out, are missing. `failures` says by label why a
-        method failed when it was last tried.
+        method failed when it was last tried, `warnings` why models cannot be compared.
 
     Raises:
         ConfigurationError: If the folder has no finished recording.
@@ -153,6 +150,7 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
         if detection is None
         else {key: detection[key] for key in ("malicious", "fnr", "fpr", "round")},
         "methods": methods,
+        "warnings": _warnings(folder, config, record["history"]["rounds"]),
         "failures": {k: v for k, v in failures.items() if k not in {m["name"] for m in methods}},
         "recording": {key: record.get(key) for key in ("seconds", "client_seconds", "malicious")},
         "history": record["history"],
@@ -161,16 +159,11 @@ def collect_results(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def warn_of_uneven_rounds(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Log a warning if models of a run rest on different numbers of recorded rounds.
+def _warnings(folder: RunFolder, config: Mapping[str, Any], recorded: int) -> list[str]:
+    """Return a warning if models of a run are of different numbers of recorded rounds, or none.
 
     So it is where a repair of the history has dropped rounds that some of them were made from.
-
-    Args:
-        folder: A run folder with a finished recording.
-        config: The resolved recipe.
     """
-    recorded = (folder.read(RECORD) or {})["result"]["history"]["rounds"]
     most = (config.get("recover") or {}).get("max_rounds") or recorded
     rounds = {"the recorded model": recorded}
     exclude = excluded_clients(folder, config) or []
@@ -180,17 +173,14 @@ def warn_of_uneven_rounds(folder: RunFolder, config: Mapping[str, Any]) -> None:
         if done is not None:
             rounds[label] = done.get("recorded", recorded)
     if len({min(number, most) for number in rounds.values()}) == 1:
-        return
+        return []
     fewer = [label for label, number in rounds.items() if number < max(rounds.values())]
     places = [f"`{(folder.path / folder.recovery_file(label)).parent}`" for label in fewer]
-    _log.warning(
-        "The models in `%s` are of different numbers of recorded rounds, and are not to be "
-        "compared: %s. HINT: `fedrec record %s --output-dir %s` records lost rounds again; then "
-        "remove %s, and `fedrec recover %s` makes anew what was there.",
-        folder.path,
-        ", ".join(f"{label}: {number}" for label, number in rounds.items()),
-        folder.recipe_file,
-        folder.path.parent,
-        " and ".join(places),
-        folder.path,
+    numbers = ", ".join(f"{label}: {number}" for label, number in rounds.items())
+    text = (
+        f"The models in `{folder.path}` are of different numbers of recorded rounds, and are not "
+        f"to be compared: {numbers}. HINT: `fedrec record {folder.recipe_file} --output-dir "
+        f"{folder.path.parent}` records lost rounds again; then remove {' and '.join(places)}, "
+        f"and `fedrec recover {folder.path}` makes anew what was there."
     )
+    return [text]

@@ -50,7 +50,6 @@ from fedrec.recipe.results import (
     collect_results,
     excluded_clients,
     recovery_spec,
-    warn_of_uneven_rounds,
 )
 from fedrec.recipe.schema import Recipe, build_parts, folder_name
 from fedrec.recipe.step_results import detection_result, method_result, recording_result
@@ -171,7 +170,8 @@ def _run(session: _Session, overwrite: bool, steps: Sequence[str]) -> dict[str, 
     if failed is not None:
         results["failures"] = failed.failures
         failed.results = results
-    warn_of_uneven_rounds(where, session.recipe.config)
+    for text in results["warnings"]:
+        _log.warning("%s", text)
     try:
         where.write("results.json", results)
         page = write_report(where.path)

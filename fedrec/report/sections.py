@@ -64,7 +64,7 @@ def sections(run: Run, styles: Mapping[str, str]) -> str:
         styles: CSS class by method.
     """
     parts = [
-        section("Summary", _summary(run, styles) + _failures(run)),
+        section("Summary", _warnings(run) + _summary(run, styles) + _failures(run)),
         section("Metrics", _metrics(run, styles)),
         section("Beside training from scratch", _figures(run, styles)),
         *(section(title, _curves(run, figure, styles)) for figure, title in CURVES.items()),
@@ -126,6 +126,12 @@ def _summary(run: Run, styles: Mapping[str, str]) -> str:
         "in which a client was asked, on average. Client MB: what all clients receive and send "
         "during recovery."
     )
+
+
+def _warnings(run: Run) -> str:
+    """Return why models cannot be compared."""
+    texts = run.results.get("warnings", [])
+    return "".join(f'<p class="warning">{escape(text)}</p>' for text in texts)
 
 
 def _failures(run: Run) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import json
 import logging
 import shutil
@@ -101,8 +102,8 @@ def figures(results: dict[str, Any]) -> Any:
 def test_run_folder_and_results(finished: Path) -> None:
     results = json.loads((finished / "results.json").read_text())
     assert list(results) == [
-        "recipe", "synthetic_data", "poisoned", "detection", "methods", "failures", "recording",
-        "history", "execution", "versions",
+        "recipe", "synthetic_data", "poisoned", "detection", "methods", "warnings", "failures",
+        "recording", "history", "execution", "versions",
     ]  # fmt: skip
     measured = ["distance", "relative_distance", "metrics"]
     assert list(results["poisoned"]) == ["ter", "asr", *measured]
@@ -221,10 +222,14 @@ def test_rounds_that_a_repair_dropped_are_told_and_recorded_again(
         assert "the recorded model: 8" in said
         assert "TrainFromScratch: 8, HistoricalOnly: 5. HINT: `fedrec record" in said
         assert f"remove `{copied / 'recover' / 'HistoricalOnly'}`, and" in said
+        (warning,) = json.loads((copied / "results.json").read_text())["warnings"]
+        assert warning in said.replace("\n", " ")
+        assert html.escape(warning, quote=False) in (copied / "report.html").read_text()
     run(load_recipe(recipe_file), output_dir=copied.parent, steps=["record"], progress=False)
     shutil.rmtree(copied / "recover" / "HistoricalOnly")
     assert main(["recover", str(copied), "--no-progress"]) == 0
     assert "Warning" not in capsys.readouterr().err
+    assert json.loads((copied / "results.json").read_text())["warnings"] == []
     assert np.array_equal(weights_in(copied, "HistoricalOnly"), replay)
     assert np.array_equal(weights_in(copied, "TrainFromScratch"), scratch)
 
