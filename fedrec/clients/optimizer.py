@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -11,12 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as hooks_of_all
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fedrec.clients.hooks import is_overridden, run
 from fedrec.exceptions import ConfigurationError
 
 __all__ = ["LocalOptimizer", "SchedulerConfig"]
+
+# Subclasses are left out: what they do to a tensor need not be what they do to each of its rows.
+_ELEMENTWISE = (
+    SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+)
 
 
 @dataclass
@@ -206,8 +221,7 @@ class LocalOptimizer:
         return (
             len(self.optimizers) == 1
             and type(optimizer) is SGD
-            and not optimizer._optimizer_step_pre_hooks
-            and not optimizer._optimizer_step_post_hooks
+            and self._steps_as_its_class
             and not any(
                 g["momentum"] or g["weight_decay"] or g["maximize"] for g in optimizer.param_groups
             )
@@ -216,19 +230,22 @@ class LocalOptimizer:
     @property
     def is_elementwise(self) -> bool:
         """Whether one step on stacked parameters of several clients is a step for each client."""
-        return isinstance(
-            self.optimizer,
-            (
-                SGD,
-                torch.optim.Adam,
-                torch.optim.AdamW,
-                torch.optim.Adamax,
-                torch.optim.NAdam,
-                torch.optim.RAdam,
-                torch.optim.RMSprop,
-                torch.optim.Adagrad,
-                torch.optim.Adadelta,
-            ),
+        return type(self.optimizer) in _ELEMENTWISE and self._steps_as_its_class
+
+    @property
+    def _steps_as_its_class(self) -> bool:
+        """Whether a step does what its class says: there are no hooks, and no `step` of its own."""
+        optimizer = self.optimizer
+        hooks = (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            hooks_of_all._global_optimizer_pre_hooks,
+            hooks_of_all._global_optimizer_post_hooks,
+        )
+        # Schedulers of torch wrap the `step` of an optimiser.
+        return not any(hooks) and (
+            "step" not in vars(optimizer)
+            or inspect.unwrap(optimizer.step) is inspect.unwrap(type(optimizer).step)
         )
 
     def gradient_scale(self) -> dict[str, float]:

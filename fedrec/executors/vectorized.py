@@ -77,14 +77,15 @@ class VectorizedExecutor(Executor):
     `"grouped"` is refused where a trainable parameter is not used exactly once, by a `Linear`,
     `Conv1d`, `Conv2d`, `LayerNorm` or `GroupNorm` layer, where samples meet in any other way than
     in one mean or sum that the loss is linear in, or where a client has labels that the loss leaves
-    out. `"vmap"` is refused by torch, for similar reasons, and with optimisers that are not
-    elementwise. All but `"sequential"` are refused where local training changes anything,
-    parameters included but for the optimiser's step, or looks at its optimisers or at what it has
-    logged; `"grouped"` and `"vmap"` also where it draws random numbers, reads the value of a tensor
-    or hooks into gradients. Before the first round every path is tried on up to eight clients and
-    refused if the updates of half of them differ from the sequential ones by more than 1e-5 (5e-2
-    in bfloat16), any by more than 1e-2, or what they log does. (Rounding may tip over a ReLU that
-    is nearly at zero, which is why a single client may differ more.)
+    out. `"vmap"` is refused by torch, for similar reasons, and with optimisers that may not be
+    elementwise: some of torch's, and all with hooks or of another class. All but `"sequential"` are
+    refused where local training changes anything, parameters included but for the optimiser's step,
+    or looks at its optimisers or at what it has logged; `"grouped"` and `"vmap"` also where it
+    draws random numbers, reads the value of a tensor or hooks into gradients. Before the first
+    round every path is tried on up to eight clients and refused if the updates of half of them
+    differ from the sequential ones by more than 1e-5 (5e-2 in bfloat16), any by more than 1e-2, or
+    what they log does. (Rounding may tip over a ReLU that is nearly at zero, which is why a single
+    client may differ more.)
 
     What could change later is watched in every round. In every round that asks all clients or 20,
     the update of one, drawn by seed from those that are computed with others, is computed

@@ -19,6 +19,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -305,6 +306,24 @@ class OptimizerHooks(Net):
                         parameter.mul_(0.9)
 
         optimizer.register_step_post_hook(shrink)
+        return optimizer
+
+
+@case("own step", epochs=1, batch_size=None)
+class OwnStep(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = sgd(self)
+        usual: Any = optimizer.step
+
+        def halved(self: Any, closure: Any = None) -> Any:
+            loss = closure()
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad *= 0.5
+            usual()
+            return loss
+
+        optimizer.step = halved.__get__(optimizer)
         return optimizer
 
 
@@ -707,6 +726,19 @@ def test_weights_are_those_of_trainer_fit(name: str) -> None:
     assert not torch.equal(expected, weights.double())
     assert float((trained - expected).norm() / expected.norm()) < 1e-6
     assert float((trained - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+
+
+def test_a_hook_of_all_optimizers_is_called() -> None:
+    def shrink(optimizer: Any, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(0.9)
+
+    handle = register_optimizer_step_post_hook(shrink)
+    try:
+        test_weights_are_those_of_trainer_fit("one step")
+    finally:
+        handle.remove()
 
 
 def noting(calls: list[str]) -> Any:

@@ -146,6 +146,31 @@ def clients(module, sizes=(20, 20, 20), seed=0, features=(4,), classes=3, **kwar
     return made
 
 
+def clip(optimizer, *args) -> None:
+    """Clip all gradients of an optimiser by one norm: those of stacked clients, by theirs."""
+    nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 20.0)
+
+
+class ClippedSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        loss = closure and closure()
+        clip(self)
+        super().step()
+        return loss
+
+
+def clipped_by_a_hook(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=1e-2)
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def clipped_by_its_step(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=1e-2)
+    optimizer.step = ClippedSGD.step.__get__(ClippedSGD(optimizer.param_groups, lr=1e-2))
+    return optimizer
+
+
 def both(module, made, executor=None, **kwargs):
     layout = ParameterVector(module)
     weights = layout.flatten(module)
@@ -194,6 +219,20 @@ def test_fast_paths_equal_the_sequential_one(optimizer, kwargs, path, sizes) -> 
     assert plan["path"] == path
     assert "refused" not in plan
     assert relative(fast, slow) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: ClippedSGD(p, lr=1e-2), clipped_by_a_hook, clipped_by_its_step]
+)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_an_optimizer_adds_to_torchs_is_not_stacked(make, steps: int) -> None:
+    module = Net()
+    module.configure_optimizers = lambda: make(module.parameters())
+    made = clients(module, batch_size=5, local_steps=steps)
+    plan, fast, slow = both(module, made)  # no client reaches the limit; many together would
+    assert plan["path"] == "sequential"
+    assert "vmap: the optimizer does not work elementwise" in plan["refused"]
+    assert torch.equal(fast.updates, slow.updates)
 
 
 @pytest.mark.parametrize("path", ["grouped", "vmap", "loop"])
