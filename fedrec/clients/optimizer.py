@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -288,12 +289,18 @@ class LocalOptimizer:
 
         Returns:
             What the optimiser's `step` returns.
+
+        Raises:
+            ConfigurationError: If the optimiser changes parameters of the module itself: there are
+                twins in its groups.
         """
         held: list[list[Any]] = []
+        versions: dict[str, int] = {}
         changed = False
 
         def enter() -> None:
             self.take_over()
+            versions.update((n, p._version) for n, p in self.parameters.items())
             held[:] = [list(group["params"]) for group in optimizer.param_groups]
             for group, real in zip(optimizer.param_groups, held, strict=True):
                 group["params"][:] = self._twins_of(real)
@@ -317,14 +324,25 @@ class LocalOptimizer:
             enter()
             return result
 
-        enter()
-        try:
-            result = optimizer.step(closure=evaluate, **kwargs)
-            if project is not None:
-                project(self.twins)
-        finally:
-            leave()
+        with _hooks_outside(optimizer, {"closure": evaluate, **kwargs}) as arguments:
+            enter()
+            try:
+                result = optimizer.step(**arguments)
+                self._check_untouched(optimizer, versions)
+                if project is not None:
+                    project(self.twins)
+            finally:
+                leave()
         return result
+
+    def _check_untouched(self, optimizer: Optimizer, versions: Mapping[str, int]) -> None:
+        touched = [n for n, p in self.parameters.items() if p._version != versions[n]]
+        if touched:
+            raise ConfigurationError(
+                f"`{type(optimizer).__name__}.step` changes `{touched[0]}` of {self.name}, but "
+                "local training lets an optimizer step copies of the parameters. HINT: change what "
+                "is in `self.param_groups`, or do it in a hook (`register_step_post_hook`)."
+            )
 
     def take_over(self) -> None:
         """Copy into the twins the changes of parameters that no optimiser has made."""
@@ -388,3 +406,31 @@ class LocalOptimizer:
                 if config.is_due("epoch", self._epochs):
                     config.scheduler.step()
         return {n: t.float() for n, t in self.twins.items()}
+
+
+@contextmanager
+def _hooks_outside(optimizer: Optimizer, kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Call the hooks of an optimiser's step before and after the block, and not in it.
+
+    There, the parameters in its groups are those of the module.
+
+    Args:
+        optimizer: The optimiser.
+        kwargs: Arguments of its `step`.
+
+    Yields:
+        The arguments, which hooks may have changed.
+    """
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    given: Any = ((optimizer,), kwargs)
+    for hook in list(before.values()):
+        given = hook(optimizer, *given) or given
+    optimizer._optimizer_step_pre_hooks = OrderedDict()
+    optimizer._optimizer_step_post_hooks = OrderedDict()
+    try:
+        yield given[1]
+    finally:
+        optimizer._optimizer_step_pre_hooks = before
+        optimizer._optimizer_step_post_hooks = after
+    for hook in list(after.values()):
+        hook(optimizer, *given)

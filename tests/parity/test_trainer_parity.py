@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedrec import Federation, LightningClient
 from fedrec.clients.hooks import CALLED, MODULE_HOOKS, needs_sequential
 from fedrec.clients.trainer import LocalTrainer
+from fedrec.exceptions import ConfigurationError
 from fedrec.types import RoundContext
 
 Pair = namedtuple("Pair", "features target")
@@ -306,6 +307,58 @@ class OptimizerHooks(Net):
                         parameter.mul_(0.9)
 
         optimizer.register_step_post_hook(shrink)
+        return optimizer
+
+
+@case("hooks mask weights")
+@case("a hook masks weights once", epochs=1, batch_size=None)
+class MasksWeights(Net):
+    """Keeps weights at zero, and an average of weights, in a hook of the optimiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        near = functional.mse_loss(self(batch[0]), self.average(batch[0]))
+        return near + super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        def mask(optimizer: Any, args: Any, kwargs: Any) -> None:
+            with torch.no_grad():
+                self.net[0].weight[:, 1] = 0.0
+                for mean, parameter in zip(
+                    self.average.parameters(), self.net.parameters(), strict=True
+                ):
+                    mean.lerp_(parameter, 0.5)
+
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=LR)
+        optimizer.register_step_post_hook(mask)
+        return optimizer
+
+
+@case()
+class ClippedByAHook(Net):
+    """Clips gradients in a hook of the optimiser, where that is after the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = sgd(self)
+
+        def clip(optimizer: Any, args: Any, kwargs: Any) -> None:
+            for group in optimizer.param_groups:
+                nn.utils.clip_grad_norm_(group["params"], 0.01)
+
+        optimizer.register_step_pre_hook(clip)
         return optimizer
 
 
@@ -739,6 +792,30 @@ def test_a_hook_of_all_optimizers_is_called() -> None:
         test_weights_are_those_of_trainer_fit("one step")
     finally:
         handle.remove()
+
+
+class Clamps(torch.optim.SGD):
+    """Clamps the parameters of a module, and not those in its groups."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net.parameters(), lr=LR)
+        self.parameters = list(net.parameters())
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter.clamp_(-9.0, 9.0)
+        return loss
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_optimizer_that_changes_the_modules_parameters_is_refused(epochs: int) -> None:
+    module: Any = Net()
+    module.configure_optimizers = lambda: Clamps(module.net)
+    message = r"`Clamps.step` changes `net.0.weight` of Net.*register_step_post_hook"
+    with pytest.raises(ConfigurationError, match=message):
+        train(module, {"epochs": epochs})
 
 
 def noting(calls: list[str]) -> Any:
