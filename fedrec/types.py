@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedrec._checks import check_int
 from fedrec._frames import data_frame
 from fedrec.exceptions import ConfigurationError, expected
 from fedrec.parameters import ParameterVector
@@ -436,7 +437,7 @@ class Detection:
         round_scores: Scores per client by round, where the detector has any.
 
     Raises:
-        ConfigurationError: If `malicious` or `seen` is a text.
+        ConfigurationError: If `malicious` or `seen` is a text, or `round` is no integer.
 
     Examples:
         >>> detection = Detection(
@@ -464,6 +465,11 @@ class Detection:
             if isinstance(ids, str):
                 raise ConfigurationError(expected(name, "clients in a tuple", ids))
             object.__setattr__(self, name, tuple(ids))
+        # Detectors compute with arrays and tensors, whose numbers no file takes.
+        if self.round is not None:
+            object.__setattr__(self, "round", check_int("round", self.round))
+        scores = {client_id: float(score) for client_id, score in self.scores.items()}
+        object.__setattr__(self, "scores", scores)
 
     def precision(self, truth: Sequence[str]) -> float | None:
         """Fraction of the flagged clients that are malicious; `None` if nobody was flagged."""

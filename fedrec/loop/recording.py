@@ -339,9 +339,7 @@ class Recording:
             raise UpdateError(
                 f"Round {t} has no usable update left: {dict(sent.refused)}. HINT: {hint}"
             )
-        given = {"updates": sent.in_process().updates, "global_weights": weights}
-        with left_alone("`on_updates` of callbacks", ConfigurationError, **given):
-            runtime.call("on_updates", ctx, sent)
+        runtime.call("on_updates", ctx, sent)
         seen = sent
         if remembered:
             own = sent.in_process().updates
@@ -369,7 +367,8 @@ class Recording:
         if self.detector is not None:
             # What is stored is written afterwards.
             method = f"{type(self.detector).__name__}.observe"
-            given["aggregate"] = aggregate
+            own = sent.in_process().updates
+            given = {"updates": own, "global_weights": weights, "aggregate": aggregate}
             with left_alone(method, ConfigurationError, **given):
                 self.detector.observe(dataclasses.replace(record, sent=seen))
         spent = time.perf_counter() - began

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
+from fedrec._guard import left_alone
 from fedrec.aggregators.base import AggregationContext, Aggregator, ColumnRule
 from fedrec.aggregators.shards import aggregate_shards
 from fedrec.aggregators.wrapper import ServerStep, needs_of
@@ -119,10 +121,13 @@ class Engine:
                 f"{type(client).__name__}, whose data fedrec cannot reach. HINT: make malicious "
                 "clients LightningClients, or let their `local_update` train on poisoned data."
             )
-        dataset = self.attack.poison_dataset(client.dataset, client.client_id)
+        method = f"{type(self.attack).__name__}.poison_dataset"
+        tensors = client.dataset.tensors if isinstance(client.dataset, TensorDataset) else ()
+        held = {f"dataset.tensors[{i}]": t for i, t in enumerate(tensors)}
+        with left_alone(method, ConfigurationError, **held):
+            dataset = self.attack.poison_dataset(client.dataset, client.client_id)
         if dataset is client.dataset:
             return client
-        method = f"{type(self.attack).__name__}.poison_dataset"
         size = len(dataset) if isinstance(dataset, Sized) else None
         if not size:
             found = type(dataset).__name__ if size is None else "one without samples"

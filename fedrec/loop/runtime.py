@@ -20,6 +20,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedrec._guard import left_alone
 from fedrec.attacks.base import Attack
 from fedrec.callbacks.callback import LoopSettings
 from fedrec.clients.fake import FakeClient
@@ -46,6 +47,7 @@ from fedrec.loop.loggers import prepare
 from fedrec.loop.logs import MetricsLog
 from fedrec.loop.plan import plan_text
 from fedrec.loop.round import Engine
+from fedrec.types import CohortUpdates, RoundContext
 
 __all__ = ["Runtime", "default_shards", "keep_freed_memory"]
 
@@ -247,9 +249,16 @@ class Runtime:
     # -- callbacks and logs ---------------------------------------------------------------------
 
     def call(self, hook: str, *args: Any) -> None:
-        """Call a hook of every callback."""
-        for callback in self.settings.callbacks:
-            getattr(callback, hook)(self.settings, *args)
+        """Call a hook of every callback; they must leave alone what they are shown."""
+        shown: dict[str, Tensor] = {}
+        for arg in args:
+            if isinstance(arg, RoundContext):
+                shown["global_weights"] = arg.global_weights
+            elif isinstance(arg, CohortUpdates):
+                shown["updates"] = arg.in_process().updates
+        with left_alone(f"`{hook}` of callbacks", ConfigurationError, **shown):
+            for callback in self.settings.callbacks:
+                getattr(callback, hook)(self.settings, *args)
 
     def announce(self, plan: Mapping[str, Any], num_bytes: int) -> None:
         """Log how updates are computed, and their memory, unless the same was logged before."""

@@ -85,9 +85,10 @@ class Partitioner(Component, ABC):
                 f"Cannot split {len(labels)} samples over {num_clients} clients{each}. "
                 f"HINT: lower `num_clients`{' or `min_samples`' if each else ''}."
             )
+        # A copy: the labels may share the memory of the data set's.
         parts = [
             np.sort(np.asarray(part, dtype=np.int64))
-            for part in self.split(labels, num_clients, generator)
+            for part in self.split(labels.copy(), num_clients, generator)
         ]
         self._check_parts(parts, len(labels), num_clients)
         return parts

@@ -29,6 +29,23 @@ def test_indices_come_sorted() -> None:
     assert all(part.dtype == np.int64 for part in parts)
 
 
+class Sorts(Partitioner):
+    """Sorts the labels that it is given, in place."""
+
+    def split(self, labels, num_clients, generator):
+        labels.sort()
+        return np.array_split(np.arange(len(labels)), num_clients)
+
+
+def test_labels_of_the_data_stay_as_they_are() -> None:
+    labels = LABELS.copy()
+    assert [p.tolist() for p in Sorts()(labels, 2, np.random.default_rng(0))] == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+    assert labels.tolist() == [0, 1, 0, 1, 0, 1]
+
+
 def test_lost_samples_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="each of 6 samples to exactly one client"):
         call([[0, 1], [2, 3]])

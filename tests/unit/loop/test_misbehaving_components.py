@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,13 @@ class Scales(Callback):
         updates.updates.mul_(2)
 
 
+class Halves(Callback):
+    """Halves the weights that a round starts from in place."""
+
+    def on_round_start(self, loop, ctx):
+        ctx.global_weights.mul_(0.5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,6 +142,7 @@ class Scales(Callback):
             r"Looks\.result to flag clients of the recording, but it flags \['d'\]",
         ),
         ({"callbacks": [Scales()]}, r"`on_updates` of callbacks to leave `updates`"),
+        ({"callbacks": [Halves()]}, r"`on_round_start` of callbacks to leave `global_weights`"),
     ],
 )
 def test_a_recording_refuses_by_name(arguments: dict[str, Any], message: str) -> None:
@@ -223,6 +232,29 @@ class Steps(Recoverer):
 def test_a_recovery_refuses_by_name(what: str, message: str) -> None:
     with pytest.raises(FedrecError, match=message):
         recover(Steps(what=what))
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (Scales(), r"`on_updates` of callbacks to leave `updates`"),
+        (Halves(), r"`on_round_start` of callbacks to leave `global_weights`"),
+    ],
+)
+def test_callbacks_leave_alone_what_a_recovery_shows_them(callback: Any, message: str) -> None:
+    federation, history = quadratic_federation(), record()[1]
+    with pytest.raises(ConfigurationError, match=message):
+        make_loop(callback).recover(federation, history, TrainFromScratch(), federation.malicious)
+
+
+def test_numbers_of_a_verdict_are_pythons() -> None:
+    verdict = Detection(
+        malicious=("a",), seen=("a", "b"), round=np.int64(3),
+        scores={"a": torch.tensor(0.5), "b": np.float32(0.25)},
+    )  # fmt: skip
+    assert type(verdict.round) is int
+    assert verdict.round == 3
+    assert json.dumps(verdict.scores) == '{"a": 0.5, "b": 0.25}'
 
 
 def test_a_state_that_no_checkpoint_holds_is_refused_after_a_round(tmp_path: Path) -> None:
@@ -342,6 +374,23 @@ def test_poisoned_data_have_samples(gives: Any, found: str) -> None:
         make_loop().record(
             federation, FedAvg(), MemoryHistory(),
             max_rounds=1, server_lr=0.3, attack=Empties(gives=gives),
+        )  # fmt: skip
+
+
+class FlipsInPlace(Attack):
+    def poison_dataset(self, dataset, client_id):
+        dataset.tensors[1].zero_()
+        return dataset
+
+
+def test_an_attack_leaves_the_clients_own_data_alone() -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"FlipsInPlace\.poison_dataset to leave `dataset.tensors\[1\]` .* `dataset.*clone",
+    ):
+        make_loop().record(
+            classifying_federation(), FedAvg(), MemoryHistory(),
+            max_rounds=1, server_lr=0.3, attack=FlipsInPlace(),
         )  # fmt: skip
 
 
