@@ -56,7 +56,8 @@ class LoopSettings(Protocol):
 class Callback:
     """Hooks into `FederatedLoop`. All are empty: override those you need.
 
-    Every hook is given the loop, to read its settings.
+    Every hook is given the loop, to read its settings. The weights and updates that hooks are shown
+    must not be changed in place.
 
     Examples:
         >>> class Shout(Callback):
@@ -83,10 +84,7 @@ class Callback:
         """Called before the clients of a round are asked."""
 
     def on_updates(self, loop: LoopSettings, ctx: RoundContext, updates: CohortUpdates) -> None:
-        """Called with what clients sent, after attack and checks; in a recovery, per `exact`.
-
-        Updates must not be changed.
-        """
+        """Called with what clients sent, after attack and checks; in a recovery, per `exact`."""
 
     def on_round_end(
         self, loop: LoopSettings, ctx: RoundContext, metrics: Mapping[str, float]

@@ -344,7 +344,8 @@ def _rows(
     if type(dataset) is not TensorDataset:
         return Subset(dataset, index.tolist())
     rows = torch.from_numpy(index)
-    return TensorDataset(*(tensor[rows] for tensor in dataset.tensors))
+    # Detached: of a tensor that requires a gradient, all steps would share one graph.
+    return TensorDataset(*(tensor.detach()[rows] for tensor in dataset.tensors))
 
 
 def check_dataset(source: str, dataset: object) -> None:

@@ -89,6 +89,19 @@ def test_clients_own_their_samples() -> None:
     assert float(data.train_dataset.tensors[0].min()) == 0.0
 
 
+def test_clients_train_on_data_that_require_a_gradient_for_many_steps() -> None:
+    class Grown(FederatedDataModule):
+        def load(self):
+            x, y = dataset(8).tensors
+            return TensorDataset(x.requires_grad_(), y), None
+
+    (client,) = Grown(num_clients=1).client_datasets().values()
+    weight = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        (client[:][0] * weight).sum().backward()
+    assert weight.grad.tolist() == [2 * 28.0, 2 * 32.0]
+
+
 def test_num_classes_counts_labels_of_test_data_too() -> None:
     class Rare(Numbers):
         def load(self):
