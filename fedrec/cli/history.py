@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from fedrec.cli.output import error_as_json, write_json
 from fedrec.cli.parser import Options
-from fedrec.exceptions import FedrecError, HistoryCorruptedError
+from fedrec.exceptions import FedrecError, HistoryCorruptedError, HistoryError
 from fedrec.history.lmdb.damage import Damage
 
 __all__ = ["execute"]
@@ -25,21 +27,64 @@ _CHILD = (
 )
 
 
+# By which a process ends that reads damaged pages.
+_OF_DAMAGE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+
+
 def execute(args: Options) -> int:
     """Run a command in a process of its own, and return its exit code.
 
     LMDB trusts its pages: reading a damaged page can kill the process.
     """
     words = [json.dumps(vars(args)), "\n".join(sys.path)]
-    code = subprocess.run([sys.executable, "-P", "-c", _CHILD, *words], check=False).returncode
+    with (
+        _sigterm_exits(),
+        subprocess.Popen([sys.executable, "-P", "-c", _CHILD, *words]) as process,
+    ):
+        try:
+            code = process.wait()
+        except SystemExit:
+            process.terminate()  # what it has begun is not to go on without anybody knowing
+            raise
+        except BaseException:
+            process.kill()
+            raise
     if code >= 0:
         return code
-    reason = f"reading it ended in {signal.Signals(-code).name}, so that its structure is damaged"
+    name = signal.Signals(-code).name
+    if -code not in _OF_DAMAGE:
+        why = f"the process that worked on it was ended by {name}"
+        if -code == signal.SIGKILL:
+            why += ", as the system does when memory runs out"
+        error = HistoryError(f"History `{args.target}`: {why}. HINT: run the command again.")
+        if args.json:
+            write_json(error_as_json(error))
+        sys.stderr.write(f"Error: {error}\n")
+        return 128 - code
+    reason = f"reading it ended in {name}, so that its structure is damaged"
     if args.json and args.action == "verify":
         write_json(_verified(args.target, [Damage(part="the file", reason=reason)]))
     hint = "HINT: restore it from a copy."
     sys.stderr.write(f"Error: History `{args.target}`, the file: {reason}. {hint}\n")
     return 1
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """Turn the first SIGTERM into a `SystemExit` with the customary status, and ignore others."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what follows cleans up
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main(arguments: str) -> int:
@@ -51,7 +96,7 @@ def main(arguments: str) -> int:
     args = Options(**json.loads(arguments))
     try:
         _allow(args.allow)
-        with _progress(not (args.no_progress or args.quiet)) as progress:
+        with _sigterm_exits(), _progress(not (args.no_progress or args.quiet)) as progress:
             result, text, code = _ACTIONS[args.action](args, progress)
         if args.json:
             write_json(result)

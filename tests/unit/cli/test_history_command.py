@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -194,6 +195,44 @@ def test_pages_that_kill_the_process_are_an_error(
     assert "reading it ended in SIGBUS" in err
     assert main(["history", "verify", str(run), "--json"]) == 1
     assert json.loads(capfd.readouterr().out)["damage"][0]["part"] == "the file"
+
+
+def test_a_killed_process_is_no_damage(
+    run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_CHILD", "import os; os.kill(os.getpid(), 9)")
+    assert main(["history", "verify", str(run), "--json"]) == 128 + signal.SIGKILL
+    out, err = capfd.readouterr()
+    assert json.loads(out)["error"]["type"] == "HistoryError"
+    assert "was ended by SIGKILL, as the system does when memory runs out" in err
+    assert "damaged" not in err
+
+
+def test_sigterm_ends_what_was_begun(run: Path) -> None:
+    """Supervisors send it to the command alone, which works in a process of its own."""
+    slow = (
+        "import os, pathlib, signal, sys, time\n"
+        "from fedrec.cli import history\n"
+        "def verify(args, progress):\n"
+        "    try:\n"
+        "        os.kill(os.getppid(), signal.SIGTERM)\n"
+        "        time.sleep(60)\n"
+        "    finally:\n"
+        "        pathlib.Path(args.target, 'tidied').touch()\n"
+        "history._ACTIONS['verify'] = verify\n"
+        "sys.argv.pop()\n"
+        "sys.exit(history.main(*sys.argv[1:]))\n"
+    )
+    code = (
+        "import sys; from fedrec.cli import history, main\n"
+        f"history._CHILD = {slow!r}\n"
+        "sys.exit(main.main(['history', 'verify', sys.argv[1]]))\n"
+    )
+    words = [sys.executable, "-c", code, str(run)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "go on with:\n  fedrec history verify" in done.stderr
+    assert (run / "tidied").exists()
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
