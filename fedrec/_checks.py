@@ -13,6 +13,7 @@ __all__ = [
     "as_float",
     "check_bool",
     "check_choice",
+    "check_client_id",
     "check_float",
     "check_instance",
     "check_int",
@@ -97,6 +98,16 @@ def check_choice(argument: str, value: object, known: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise ConfigurationError(expected(argument, "a known choice", value, known=known))
     return value
+
+
+def check_client_id(value: object) -> str:
+    """Return `value` if it can be a client's id in every file, else raise `ConfigurationError`."""
+    ok = isinstance(value, str) and 0 < len(value) <= 200 and "\0" not in value
+    # The halves of a character that UTF-8 lacks, as names of files that are no text have them.
+    if not ok or any("\ud800" <= letter <= "\udfff" for letter in str(value)):
+        requirement = "a string of 1 to 200 characters of Unicode, none of them NUL"
+        raise ConfigurationError(expected("client_id", requirement, value))
+    return str(value)
 
 
 def check_instance(argument: str, value: object, kind: type, *, optional: bool = False) -> None:

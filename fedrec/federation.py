@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from fedrec._checks import (
     check_choice,
+    check_client_id,
     check_float,
     check_instance,
     check_int,
@@ -85,10 +86,7 @@ class Federation:
         if repeated:
             raise ConfigurationError(f"Client ids must be unique, but {repeated} repeat.")
         for client_id in ids:
-            if not isinstance(client_id, str) or not 0 < len(client_id) <= 200:
-                raise ConfigurationError(
-                    expected("client_id", "a string of 1 to 200 characters", client_id)
-                )
+            check_client_id(client_id)
         unknown = sorted(set(malicious) - set(ids))
         if unknown:
             raise ConfigurationError(

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedrec.exceptions import UpdateError
+from fedrec._checks import check_instance
+from fedrec.exceptions import ConfigurationError, UpdateError, expected
 from fedrec.flower.mail import Mail, is_lost
 from fedrec.flower.wire import VISIT, Card
 
@@ -40,10 +41,34 @@ def key_fingerprint(public_key: bytes) -> str:
 def key_lists(
     keys: Mapping[str, str | Sequence[str]] | None,
 ) -> dict[str, tuple[str, ...]] | None:
-    """Return the fingerprints that each client may have, given one or several by client id."""
+    """Return the fingerprints that each client may have, given one or several by client id.
+
+    Raises:
+        ConfigurationError: If one is no text, or is listed for two clients.
+    """
     if keys is None:
         return None
-    return {c: (k,) if isinstance(k, str) else tuple(k) for c, k in keys.items()}
+    check_instance("keys", keys, Mapping)
+    lists: dict[str, tuple[str, ...]] = {}
+    owners: dict[str, str] = {}
+    for client_id, given in keys.items():
+        listed = (given,) if isinstance(given, str) else given
+        if not (
+            isinstance(listed, Sequence)
+            and listed
+            and all(isinstance(key, str) and key for key in listed)
+        ):
+            requirement = "a fingerprint, or a list of some"
+            raise ConfigurationError(expected(f"keys[{client_id!r}]", requirement, given))
+        lists[client_id] = tuple(listed)
+        for key in listed:
+            owner = owners.setdefault(key, client_id)
+            if owner != client_id:
+                raise ConfigurationError(
+                    f"Expected `keys` to have each fingerprint once, but {key!r} is that of "
+                    f"`{owner}` and of `{client_id}`: updates could not be told apart."
+                )
+    return lists
 
 
 @dataclass(frozen=True, kw_only=True)

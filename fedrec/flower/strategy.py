@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from fedrec._checks import check_float, check_instance
+from fedrec._checks import check_client_id, check_float, check_instance, check_int
 from fedrec.aggregators import FedAvg, FedAvgM, Krum, Median, TrimmedMean
 from fedrec.aggregators.base import Aggregator
 from fedrec.clients.hooks import unwrapped
@@ -115,7 +115,14 @@ class RecordingStrategy(Strategy):
         self.strategy = strategy
         self.history = history
         self.module = unwrapped(module)
-        self.clients = dict(clients)
+        if not isinstance(clients, Mapping) or not clients:
+            raise ConfigurationError(
+                expected("clients", "a mapping of client ids to numbers of samples", clients)
+            )
+        self.clients = {
+            check_client_id(client_id): check_int(f"clients[{client_id!r}]", size, minimum=1)
+            for client_id, size in clients.items()
+        }
         self.keys = key_lists(keys)
         self.local_lr = check_float("local_lr", local_lr, minimum=0, open_minimum=True)
         self.aggregator = _rule_of(strategy) if aggregator is None else aggregator

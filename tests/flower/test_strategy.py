@@ -376,6 +376,32 @@ def test_another_recording_is_not_continued(users_grid: FakeGrid) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("clients", {0: 12}, "`client_id` to be a string of 1 to 200 characters .* but got 0"),
+        ("clients", {"a": 0}, r"`clients\['a'\]` to be an integer of at least 1, but got 0"),
+        ("clients", ["a"], "`clients` to be a mapping of client ids .* but got \\['a'\\]"),
+        ("clients", {}, "`clients` to be a mapping of client ids .* but got {}"),
+        ("keys", {"a": 5}, r"`keys\['a'\]` to be a fingerprint, or a list of some, but got 5"),
+        ("keys", {"a": []}, r"`keys\['a'\]` to be a fingerprint"),
+        ("keys", {"a": "5f", "b": ["c8", "5f"]}, "'5f' is that of `a` and of `b`"),
+    ],
+)
+def test_clients_and_keys_that_cannot_be_meant_are_refused(
+    argument: str, value: Any, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        recording(plain(), MemoryHistory(), **{argument: value})
+
+
+def test_sizes_of_numpy_are_taken(users_grid: FakeGrid) -> None:
+    history = MemoryHistory()
+    strategy = recording(plain(), history, clients={c: np.int64(n) for c, n in SIZES.items()})
+    strategy.start(users_grid, arrays_of(make_module()), num_rounds=1)
+    assert history.manifest.clients == SIZES
+
+
 def test_what_callers_want_of_the_strategy_it_has() -> None:
     strategy = recording(plain(fraction_train=0.5), MemoryHistory())
     assert strategy.fraction_train == 0.5
