@@ -103,8 +103,8 @@ def make_client_app(
         )
         client_id = client_id_of(context)
         dataset, size, last, collate = _data(datamodule(context), client_id)
-        return LightningClient(
-            client_id,
+        client = LightningClient(
+            client_id or "a client without an id of its own",
             made,
             dataset,
             batch_size=size if batch_size is None else batch_size,
@@ -114,6 +114,8 @@ def make_client_app(
             drop_last=last if drop_last is None else drop_last,
             collate_fn=collate,
         )
+        client.client_id = client_id  # empty where the server names it by its key
+        return client
 
     app = ClientApp() if app is None else app
     visit_action, ask_action = VISIT.split(".")[1], ASK.split(".")[1]

@@ -43,8 +43,8 @@ class FlowerExecutor(Executor):
         timeout: Seconds that a client has for its answer.
         reconnect: Seconds that a client which is not connected is waited for in a round.
         keys: Fingerprints of the public keys of each client's node by client id (see
-            `key_fingerprint`), one, or several of which the first is stored with the recording.
-            Needs authenticated nodes. `None` if nodes may say themselves who they are.
+            `node_key_fingerprint`), one, or several of which the first is stored with the
+            recording. Needs authenticated nodes. `None` if nodes may say themselves who they are.
 
     Attributes:
         nodes: The nodes that have joined.

@@ -10,10 +10,11 @@ import pytest
 import torch
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from torch.utils.data import TensorDataset
 
 from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg
-from fedrec.clients.objective import LocalObjective, LocalWork
+from fedrec.clients import LightningClient, LocalObjective, LocalWork
 from fedrec.exceptions import ConfigurationError, UpdateError
 from fedrec.flower import FlowerExecutor, make_client_app
 from fedrec.flower.nodes import key_fingerprint
@@ -21,6 +22,7 @@ from fedrec.history import MemoryHistory
 from fedrec.models import MLP
 from fedrec.recoverers import FedEraser, FedRecover, TrainFromScratch
 from fedrec.types import RoundContext
+from tests.flower.conftest import TRAINING, FakeGrid, make_module
 
 from fedrec.data import Digits  # isort: skip
 
@@ -338,6 +340,24 @@ def test_a_new_key_is_added_to_the_old_one(grid: Any) -> None:
     )
     clients = executor.join(MLP(in_features=64), num_clients=4)
     assert clients[1].training_args()["key"] == keys["client-1"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_node_without_an_id_is_named_by_its_key(known: bool) -> None:
+    data, module = TensorDataset(torch.rand(50, 64), torch.arange(50) % 10), make_module()
+    app = make_client_app(make_module, lambda context: data, **TRAINING)
+    grid, fingerprint = FakeGrid(), key_fingerprint(b"key of a")
+    grid.add("a", app=app, config={})
+    keys, name = ({"a": fingerprint}, "a") if known else (None, f"key-{fingerprint}")
+    executor = FlowerExecutor(grid, timeout=0.5, keys=keys)
+    clients = executor.join(module, num_clients=1)
+    assert [client.client_id for client in clients] == [name]
+    loop = FederatedLoop(executor=executor, logger=False, enable_progress_bar=False)
+    recorded, _ = record(loop, Federation(clients, module), rounds=2)
+    # It draws the mini-batches of that name.
+    in_process = Federation([LightningClient(name, module, data, **TRAINING)], module)
+    expected, _ = record(FederatedLoop(executor="sequential", logger=False), in_process, rounds=2)
+    assert torch.equal(recorded.global_weights, expected.global_weights)
 
 
 def test_a_client_with_another_model_is_not_let_in(grid: Any) -> None:
