@@ -3,30 +3,25 @@
 import numpy as np
 import torch
 
-from fedrec import Attack, FederatedLoop, Federation
+from fedrec import FederatedLoop, Federation
 from fedrec.aggregators import FedAvg
+from fedrec.attacks import SignFlip
 from fedrec.history import MemoryHistory
 from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.testing.problems import VectorModule, quadratic_federation
 
 ROUNDS, LR = 40, 0.3
-
-
-class Reverse(Attack):
-    """Malicious clients send minus half their update."""
-
-    def craft(self, updates, malicious, ctx):
-        return torch.where(malicious[:, None], -0.5 * updates, updates)
+ATTACK = SignFlip(scale=0.5)
 
 
 def test_recover_again_without_both_and_go_on_training() -> None:
     federation, history = quadratic_federation(num_malicious=2), MemoryHistory()
     loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, logger=False)
-    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=ATTACK)
     untouched = [history.read_round(t).updates.clone() for t in history.rounds()]
 
     def recover(recoverer, exclude):
-        result = loop.recover(federation, history, recoverer, exclude, attack=Reverse())
+        result = loop.recover(federation, history, recoverer, exclude, attack=ATTACK)
         return result.global_weights
 
     method = FedRecover(warmup_rounds=5, correction_period=8, final_rounds=2)

@@ -8,35 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec import Attack, FederatedLoop
+from fedrec import FederatedLoop
 from fedrec.aggregators import FedAvg
+from fedrec.attacks import SignFlip
 from fedrec.federation import ClientSampler
 from fedrec.history import MemoryHistory
 from fedrec.recoverers import AnchoredLBFGS, FedRecover, TrainFromScratch
 from fedrec.recoverers.estimators import Estimates
 from fedrec.testing.problems import quadratic_federation
+from tests.parity.bfgs import dense_bfgs
 
 ROUNDS, LR = 60, 0.3
+ATTACK = SignFlip(scale=0.5)
 WARMUP, PERIOD, FINAL, PAIRS = 5, 6, 3, 2
 EARLY = 18  # rounds after which no model is near its end
 
 
-class Reverse(Attack):
-    """Malicious clients send minus half their update."""
-
-    def craft(self, updates, malicious, ctx):
-        return torch.where(malicious[:, None], -0.5 * updates, updates)
-
-
 def bfgs_product(pairs: list[tuple[np.ndarray, np.ndarray]], v: np.ndarray) -> np.ndarray:
-    if not pairs:
-        return np.zeros_like(v)
-    s, y = pairs[-1]
-    b = (y @ s) / (s @ s) * np.eye(len(s))
-    for s, y in pairs:
-        bs = b @ s
-        b = b - np.outer(bs, bs) / (s @ bs) + np.outer(y, y) / (y @ s)
-    return b @ v
+    return dense_bfgs(pairs) @ v if pairs else np.zeros_like(v)
 
 
 class Client:
@@ -197,7 +186,7 @@ def test_trajectory_is_that_of_the_formula(arguments, tau: float) -> None:
     history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
     # q2 joins in a round in which estimates are made, and q1 has anchors of other rounds.
     sampler = ClientSampler(dropout=0.2, joins={"q2": 12}, leaves={"q5": 40})
-    options = {"max_rounds": ROUNDS, "server_lr": LR, "attack": Reverse(), "sampler": sampler}
+    options = {"max_rounds": ROUNDS, "server_lr": LR, "attack": ATTACK, "sampler": sampler}
     loop.record(federation, FedAvg(), history, **options)
     expected, asked, end = by_hand(federation, history, tau, **arguments)
     method = FedRecover(
@@ -248,7 +237,7 @@ def reversed_training():
     """A recording whose model is far from the recovered one, and what training again gives."""
     federation = quadratic_federation(num_clients=5, size=6)
     history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
-    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=ATTACK)
     scratch = loop.recover(
         federation, history, TrainFromScratch(), federation.malicious, max_rounds=EARLY
     )
@@ -288,7 +277,7 @@ def test_corollary_1_with_pairs_that_are_exact(arguments) -> None:
     for client, curvature in zip(federation.clients, (0.5, 0.8, 1.0, 1.5, 2.0), strict=True):
         client.hessian = curvature * torch.eye(6)
     history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
-    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=ATTACK)
     scratch = loop.recover(
         federation, history, TrainFromScratch(), federation.malicious, max_rounds=EARLY
     )

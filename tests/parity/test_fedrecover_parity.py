@@ -6,36 +6,23 @@ import torch
 
 from fedrec import Attack, FederatedLoop
 from fedrec.aggregators import FedAvg, Median
+from fedrec.attacks import SignFlip
 from fedrec.history import MemoryHistory
 from fedrec.recoverers import Estimates, Estimator, FedRecover, TrainFromScratch
 from fedrec.recoverers.threshold import abnormality_threshold
 from fedrec.testing.problems import quadratic_federation
+from tests.parity.bfgs import dense_bfgs
 
 ROUNDS = 60
+ATTACK = SignFlip(scale=0.5)
 LR = 0.3
-
-
-class Reverse(Attack):
-    """Malicious clients send minus half their update."""
-
-    def craft(self, updates, malicious, ctx):
-        return torch.where(malicious[:, None], -0.5 * updates, updates)
 
 
 def recorded(num_clients: int = 5, size: int = 6):
     federation = quadratic_federation(num_clients=num_clients, size=size)
     history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
-    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=ATTACK)
     return federation, history, loop
-
-
-def dense_bfgs(pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    s, y = pairs[-1]
-    b = (y @ s) / (s @ s) * np.eye(len(s))
-    for s, y in pairs:
-        bs = b @ s
-        b = b - np.outer(bs, bs) / (s @ bs) + np.outer(y, y) / (y @ s)
-    return b
 
 
 def algorithm_1(federation, *, t_w, t_c, t_f, s, tau):
@@ -93,7 +80,7 @@ def test_trajectory_is_algorithm_1(tau: float) -> None:
         tolerance_rate=None,
         estimator="paired",
     )
-    result = loop.recover(federation, history, recoverer, federation.malicious, attack=Reverse())
+    result = loop.recover(federation, history, recoverer, federation.malicious, attack=ATTACK)
     np.testing.assert_allclose(result.global_weights.numpy(), expected, atol=2e-4)
     asked = {federation.client_ids[i]: n for i, n in exact.items()}
     assert {c: round(ROUNDS * (1 - cp)) for c, cp in result.ledger.cp().items()} == asked
@@ -124,7 +111,7 @@ def test_corollary_1_exact_hessian_products_give_train_from_scratch(aggregator) 
             usable = torch.ones(len(estimates), dtype=torch.bool)
             return Estimates(estimates, estimates.abs().amax(dim=1), usable)
 
-    kwargs = {"attack": Reverse(), "aggregator": aggregator}
+    kwargs = {"attack": ATTACK, "aggregator": aggregator}
     recoverer = FedRecover(
         warmup_rounds=3,
         correction_period=None,
@@ -270,7 +257,7 @@ def test_without_estimates_only_exact_rounds_make_a_step() -> None:
     """The paper's variant without approximation: exact rounds alone, in order."""
     federation, history, loop = recorded()
     recoverer = FedRecover(warmup_rounds=5, correction_period=10, final_rounds=3, estimator="none")
-    result = loop.recover(federation, history, recoverer, federation.malicious, attack=Reverse())
+    result = loop.recover(federation, history, recoverer, federation.malicious, attack=ATTACK)
     benign = [c for c in federation.clients if c.client_id not in federation.malicious]
     sizes = np.array([c.num_samples for c in benign], dtype=float)
     w = np.zeros(6)

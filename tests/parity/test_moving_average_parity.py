@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec import Attack, FederatedLoop
+from fedrec import FederatedLoop
 from fedrec.aggregators import FedAvg
+from fedrec.attacks import SignFlip
 from fedrec.clients import Client
 from fedrec.federation import ClientSampler, Federation
 from fedrec.history import MemoryHistory
@@ -18,14 +19,8 @@ from fedrec.testing.problems import VectorModule, quadratic_federation
 from fedrec.types import ClientUpdate
 
 ROUNDS, LR = 60, 0.3
+ATTACK = SignFlip(scale=0.5)
 WARMUP, PERIOD, FINAL = 5, 6, 3
-
-
-class Reverse(Attack):
-    """Malicious clients send minus half their update."""
-
-    def craft(self, updates, malicious, ctx):
-        return torch.where(malicious[:, None], -0.5 * updates, updates)
 
 
 class Kept:
@@ -127,7 +122,7 @@ def test_trajectory_is_that_of_the_formula(arguments, tau: float) -> None:
     history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
     # q2 joins in a round in which estimates are made, and q1 has averages of other rounds.
     sampler = ClientSampler(dropout=0.2, joins={"q2": 12}, leaves={"q5": 40})
-    options = {"max_rounds": ROUNDS, "server_lr": LR, "attack": Reverse(), "sampler": sampler}
+    options = {"max_rounds": ROUNDS, "server_lr": LR, "attack": ATTACK, "sampler": sampler}
     loop.record(federation, FedAvg(), history, **options)
     expected, asked, common_gain = by_hand(federation, history, tau, arguments)
     method = FedRecover(
@@ -159,7 +154,7 @@ class Linear(Client):
 def recovered(federation, max_rounds: int, **arguments):
     """Record, and recover by training from scratch and by FedRecover."""
     history, loop = MemoryHistory(), FederatedLoop(accelerator="cpu", enable_progress_bar=False)
-    settings = {"max_rounds": max_rounds, "server_lr": LR, "attack": Reverse()}
+    settings = {"max_rounds": max_rounds, "server_lr": LR, "attack": ATTACK}
     loop.record(federation, FedAvg(), history, **settings)
     method = FedRecover(estimator="average", tolerance_rate=None, **arguments)
     return [

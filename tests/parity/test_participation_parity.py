@@ -6,16 +6,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 
-from fedrec import Attack, FederatedLoop
+from fedrec import FederatedLoop
 from fedrec.aggregators import FedAvg
+from fedrec.attacks import SignFlip
 from fedrec.federation import ClientSampler
 from fedrec.history import MemoryHistory
 from fedrec.recoverers import FedRecover, PairedLBFGS
 from fedrec.testing.problems import quadratic_federation
+from tests.parity.bfgs import dense_bfgs
 
 ROUNDS, LR, SEED = 60, 0.3, 3
+ATTACK = SignFlip(scale=0.5)
 WARMUP, PERIOD, FINAL, PAIRS = 5, 10, 3, 2
 IDS = tuple(f"q{i}" for i in range(8))
 
@@ -27,22 +29,6 @@ SAMPLERS = {
     "joins-and-leaves": ClientSampler(joins={"q1": 23, "q7": 8}, leaves={"q0": 31, "q3": 2}),
     "all-at-once": ClientSampler(fraction=0.7, dropout=0.2, joins={"q2": 12}, leaves={"q5": 40}),
 }
-
-
-class Reverse(Attack):
-    """Malicious clients send minus half their update."""
-
-    def craft(self, updates, malicious, ctx):
-        return torch.where(malicious[:, None], -0.5 * updates, updates)
-
-
-def dense_bfgs(pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    s, y = pairs[-1]
-    b = (y @ s) / (s @ s) * np.eye(len(s))
-    for s, y in pairs:
-        bs = b @ s
-        b = b - np.outer(bs, bs) / (s @ bs) + np.outer(y, y) / (y @ s)
-    return b
 
 
 def by_hand(federation, sampler: ClientSampler):
@@ -101,7 +87,7 @@ def test_pairs_are_per_client_and_estimates_only_of_rounds_it_took_part_in(name:
     federation = quadratic_federation(num_clients=8, size=4, num_malicious=2)
     loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, logger=False, seed=SEED)
     history = MemoryHistory()
-    kwargs = {"max_rounds": ROUNDS, "server_lr": LR, "attack": Reverse(), "sampler": sampler}
+    kwargs = {"max_rounds": ROUNDS, "server_lr": LR, "attack": ATTACK, "sampler": sampler}
     loop.record(federation, FedAvg(), history, **kwargs)
     for t in range(ROUNDS):
         assert history.read_round(t).client_ids == sampler.sample(IDS, t, SEED)
@@ -113,7 +99,7 @@ def test_pairs_are_per_client_and_estimates_only_of_rounds_it_took_part_in(name:
         estimator=PairedLBFGS(buffer_size=PAIRS),
         tolerance_rate=None,
     )
-    result = loop.recover(federation, history, recoverer, federation.malicious, attack=Reverse())
+    result = loop.recover(federation, history, recoverer, federation.malicious, attack=ATTACK)
     expected, calls = by_hand(federation, sampler)
     np.testing.assert_allclose(result.global_weights.numpy(), expected, atol=5e-4)
     asked = Counter(c for c, _, _ in calls)

@@ -2,23 +2,17 @@
 
 import numpy as np
 import pytest
-import torch
 
-from fedrec import Attack, FederatedLoop
+from fedrec import FederatedLoop
 from fedrec.aggregators import FedAvg
+from fedrec.attacks import SignFlip
 from fedrec.functional import recovery_bound
 from fedrec.history import MemoryHistory
 from fedrec.recoverers import FedRecover, TrainFromScratch
 from fedrec.testing.problems import quadratic_federation
 
 ROUNDS, LR = 40, 0.4
-
-
-class Reverse(Attack):
-    """Malicious clients send minus half their update."""
-
-    def craft(self, updates, malicious, ctx):
-        return torch.where(malicious[:, None], -0.5 * updates, updates)
+ATTACK = SignFlip(scale=0.5)
 
 
 class Measured(FedRecover):
@@ -41,7 +35,7 @@ class Measured(FedRecover):
 def test_distance_stays_below_the_bound(estimator: str) -> None:
     federation, history = quadratic_federation(size=6), MemoryHistory()
     loop = FederatedLoop(accelerator="cpu", enable_progress_bar=False, logger=False)
-    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=Reverse())
+    loop.record(federation, FedAvg(), history, max_rounds=ROUNDS, server_lr=LR, attack=ATTACK)
     benign = [c for c in federation.clients if c.client_id not in federation.malicious]
     hessians = [c.hessian.double().numpy() for c in benign]
     centres = [c.centre.double().numpy() for c in benign]

@@ -247,7 +247,7 @@ def test_a_metric_that_does_not_fit_is_refused_before_anything_is_recorded() -> 
 def test_attack_success_that_is_undefined(dataset, label, reason, metrics) -> None:
     attack = BackdoorAttack(pattern=FeatureTrigger(k=8), target_label=label)
     with pytest.raises((ConfigurationError, ShapeError), match=reason):
-        recorded(federation(dataset), attack=attack)
+        recorded(federation(dataset), attack=attack, metrics=metrics)
 
 
 @pytest.mark.parametrize(
