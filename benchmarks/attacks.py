@@ -9,13 +9,11 @@ trimmed mean` by that of the rule that most of these attacks are tried against.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
-from timing import interleave, median, table, write_csv
+from timing import interleave, median, size_parser, table, write_csv
 from torch import nn
 
 from fedrec.attacks import (
@@ -63,13 +61,8 @@ ATTACKS: dict[str, Attack] = {
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=100)
+    parser = size_parser(__doc__)
     parser.add_argument("--malicious", type=int, default=20)
-    parser.add_argument("--parameters", type=int, default=139_960)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as the loop does

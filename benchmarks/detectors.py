@@ -9,13 +9,11 @@ sets of them in turn.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from timing import interleave, median, table, write_csv
+from timing import interleave, median, size_parser, table, write_csv
 
 import fedrec.detectors as detectors
 from fedrec.detectors import Detector
@@ -41,13 +39,7 @@ DETECTORS: dict[str, Detector] = {
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--parameters", type=int, default=139_960)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
+    arguments = size_parser(__doc__).parse_args()
     torch.set_num_threads(arguments.threads)
     m, d = arguments.clients, arguments.parameters
     generator = torch.Generator().manual_seed(0)

@@ -9,13 +9,11 @@ Wrappers and server optimisers are measured around a mean, so that one mean of t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
-from timing import interleave, median, table, write_csv
+from timing import interleave, median, size_parser, table, write_csv
 from torch import nn
 
 import fedrec.aggregators as rules
@@ -57,13 +55,7 @@ RULES: dict[str, Aggregator] = {
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--parameters", type=int, default=139_960)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
+    arguments = size_parser(__doc__).parse_args()
     torch.set_num_threads(arguments.threads)
     m, d = arguments.clients, arguments.parameters
     generator = torch.Generator().manual_seed(0)

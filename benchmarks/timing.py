@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["interleave", "median", "table", "write_csv"]
+__all__ = ["interleave", "median", "size_parser", "table", "write_csv"]
 
 
 def interleave(
@@ -45,6 +46,17 @@ def interleave(
 def median(values: Sequence[float]) -> float:
     """Return the median."""
     return statistics.median(values)
+
+
+def size_parser(about: str) -> argparse.ArgumentParser:
+    """Return a parser of how many clients and parameters are measured, how, and where it goes."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--parameters", type=int, default=139_960)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--csv", type=Path)
+    return parser
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
