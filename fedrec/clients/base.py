@@ -25,7 +25,7 @@ class Client(ABC):
             weight in weighted rules.
 
     Raises:
-        ConfigurationError: If `client_id` is no text, or `num_samples` less than 1.
+        ConfigurationError: If `client_id` is no text, or empty, or `num_samples` less than 1.
 
     Examples:
         >>> import torch

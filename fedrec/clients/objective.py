@@ -34,7 +34,7 @@ class LocalObjective:
         Args:
             module: The client's module, with the current parameters.
             batch: A mini-batch on the device.
-            step: Local step, 0-based.
+            step: Index of the batch in its pass over the data, from 0.
         """
         return training_step(module, batch, step)
 

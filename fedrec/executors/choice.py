@@ -18,10 +18,11 @@ from fedrec.clients.state import ModuleState
 from fedrec.executors.batches import CannotJoinError
 from fedrec.executors.cohort import Cohort, Train
 from fedrec.executors.grouped import refuse_shared_parameters, train_grouped
+from fedrec.executors.kinds import CannotGroupError
 from fedrec.executors.sequential import SequentialExecutor
 from fedrec.executors.stacked import train_stacked
 from fedrec.executors.tight_loop import train_in_a_loop
-from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_hooks, traceless
+from fedrec.executors.watch import SampleWatch, refuse_hooks, traceless
 
 __all__ = ["PATHS", "Choice", "choose", "reason_of"]
 

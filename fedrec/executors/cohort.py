@@ -13,7 +13,7 @@ from torch import Tensor
 from fedrec.clients.lightning import LightningClient
 from fedrec.clients.local import LogMeans
 from fedrec.executors.batches import ClientData
-from fedrec.executors.watch import CannotGroupError
+from fedrec.executors.kinds import CannotGroupError
 from fedrec.types import RoundContext
 
 __all__ = ["Cohort", "Train"]

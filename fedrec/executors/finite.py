@@ -35,5 +35,5 @@ def refuse_nonfinite(sent: CohortUpdates, *, buffers: bool) -> CohortUpdates:
     refused = dict.fromkeys(nonfinite_clients(sent), NONFINITE)
     if sent.buffers is not None and buffers:
         for i in nonfinite_rows(sent.buffers):
-            refused[sent.client_ids[i]] = "the buffers has NaN or infinity"
+            refused[sent.client_ids[i]] = "its buffers have NaN or infinity"
     return sent.refusing(refused)

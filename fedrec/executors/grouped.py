@@ -18,8 +18,8 @@ from torch.nn import functional
 from fedrec.clients.local import LogMeans
 from fedrec.clients.step import training_step
 from fedrec.executors.cohort import Cohort
-from fedrec.executors.kinds import Sum
-from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_custom_gradients
+from fedrec.executors.kinds import CannotGroupError, Sum
+from fedrec.executors.watch import SampleWatch, refuse_custom_gradients
 from fedrec.executors.winners import Deferrals, Output, WinnersFunction
 
 __all__ = ["refuse_shared_parameters", "train_grouped"]

@@ -184,7 +184,7 @@ def is_even(x: Tensor, axis: int, kind: Kind | None) -> bool:
 # -- operations on single entries ------------------------------------------------------------------
 
 _LINEAR_IN_ALL = {"add", "sub", "rsub"}
-_COPIES = {"neg", "positive", "clone", "_to_copy", "detach", "alias", "lift_fresh", "copy"}
+_COPIES = {"neg", "positive", "clone", "_to_copy", "copy"}
 
 
 def _elementwise(op: Operation) -> Kind | None:

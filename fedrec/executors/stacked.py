@@ -15,7 +15,8 @@ from fedrec.clients.local import LogMeans
 from fedrec.clients.optimizer import LocalOptimizer
 from fedrec.clients.step import training_step
 from fedrec.executors.cohort import Cohort
-from fedrec.executors.watch import CannotGroupError, EscapeWatch
+from fedrec.executors.kinds import CannotGroupError
+from fedrec.executors.watch import EscapeWatch
 
 __all__ = ["train_stacked"]
 

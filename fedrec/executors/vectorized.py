@@ -25,8 +25,9 @@ from fedrec.executors.base import Executor
 from fedrec.executors.batches import CannotJoinError, ClientData
 from fedrec.executors.choice import PATHS, Choice, choose, reason_of
 from fedrec.executors.cohort import Cohort
+from fedrec.executors.kinds import CannotGroupError
 from fedrec.executors.sequential import SequentialExecutor
-from fedrec.executors.watch import CannotGroupError, refuse_hooks, traceless
+from fedrec.executors.watch import refuse_hooks, traceless
 from fedrec.parameters import keeps_running_statistics
 from fedrec.random import reused_generator, torch_generator
 from fedrec.types import CohortUpdates, RoundContext
@@ -83,9 +84,9 @@ class VectorizedExecutor(Executor):
     or looks at its optimisers or at what it has logged; `"grouped"` and `"vmap"` also where it
     draws random numbers, reads the value of a tensor or hooks into gradients. Before the first
     round every path is tried on up to eight clients and refused if the updates of half of them
-    differ from the sequential ones by more than 1e-5 (5e-2 in bfloat16), any by more than 1e-2, or
-    what they log does. (Rounding may tip over a ReLU that is nearly at zero, which is why a single
-    client may differ more.)
+    differ from the sequential ones by more than 1e-5, any by more than 1e-2 (both 5e-2 in
+    bfloat16), or what they log does. (Rounding may tip over a ReLU that is nearly at zero, which is
+    why a single client may differ more.)
 
     What could change later is watched in every round. In every round that asks all clients or 20,
     the update of one, drawn by seed from those that are computed with others, is computed
@@ -188,9 +189,10 @@ class VectorizedExecutor(Executor):
         usual = ctx.work is None or ctx.work.is_as_usual
         if self._data is None or not usual or self.departure is not None:
             return self._sequential.compute(clients, global_weights, ctx)
+        lightning = [c for c in clients if isinstance(c, LightningClient)]  # all of them
         try:
-            sent = self._compute_together(self._data, clients, global_weights, ctx)
-            wrong = sent and self._audit(clients, sent.updates, global_weights, ctx)
+            sent = self._compute_together(self._data, lightning, global_weights, ctx)
+            wrong = sent and self._audit(lightning, sent.updates, global_weights, ctx)
         except Exception as error:  # noqa: BLE001 - whatever vmap or the module makes of it
             return self._depart(clients, global_weights, ctx, reason=reason_of(error))
         if sent is None:
@@ -202,20 +204,19 @@ class VectorizedExecutor(Executor):
     def _compute_together(
         self,
         data: ClientData,
-        clients: Sequence[Client],
+        clients: Sequence[LightningClient],
         global_weights: Tensor,
         ctx: RoundContext,
     ) -> CohortUpdates | None:
         """Compute along the chosen paths; `None` where the sequential one was chosen."""
-        lightning = [c for c in clients if isinstance(c, LightningClient)]
         # It may have changed between rounds, by a callback for instance.
-        reason = _unlike(lightning)
+        reason = _unlike(clients)
         if reason is not None:
             raise CannotGroupError(reason)
-        module, tried = lightning[0].module, self._state
+        module, tried = clients[0].module, self._state
         self._state = state_of(module)
-        self._configure(lightning[0], ctx)
-        cohort = self._cohort(data, lightning, global_weights, ctx)
+        self._configure(clients[0], ctx)
+        cohort = self._cohort(data, clients, global_weights, ctx)
         kinds = self._kinds(cohort)
         for direct, rows in kinds.items():
             # Other work than the clients' own may be of another kind than what was planned for.
@@ -244,7 +245,7 @@ class VectorizedExecutor(Executor):
 
     def _audit(
         self,
-        clients: Sequence[Client],
+        clients: Sequence[LightningClient],
         updates: Tensor,
         global_weights: Tensor,
         ctx: RoundContext,
@@ -283,7 +284,7 @@ class VectorizedExecutor(Executor):
         }
 
     def _difference(
-        self, client: Client, update: Tensor, global_weights: Tensor, ctx: RoundContext
+        self, client: LightningClient, update: Tensor, global_weights: Tensor, ctx: RoundContext
     ) -> float:
         """Return how far an update is from the sequential one, relative to that."""
         alone = self._alone(client, global_weights, ctx)
@@ -305,14 +306,15 @@ class VectorizedExecutor(Executor):
             return 0.0
         return distance / size if size else math.inf
 
-    def _alone(self, client: Client, global_weights: Tensor, ctx: RoundContext) -> Tensor | None:
+    def _alone(
+        self, client: LightningClient, global_weights: Tensor, ctx: RoundContext
+    ) -> Tensor | None:
         """Return a client's update, computed sequentially; `None` if it is unusable."""
         choice = self._choices.get(True)
         together = choice is not None and choice.path != "loop"
         if (
             not together
             or not self._plain_sgd
-            or not isinstance(client, LightningClient)
             or not is_plain(client.dataset, client.collate_fn)
             or client.num_local_steps(ctx) > 1
         ):
@@ -407,9 +409,8 @@ class VectorizedExecutor(Executor):
         return replace(found, chunk_size=self.chunk_size)
 
 
-def _batch_size(client: Client) -> int:
-    size: int | None = getattr(client, "batch_size", None)
-    return client.num_samples if size is None else min(size, client.num_samples)
+def _batch_size(client: LightningClient) -> int:
+    return min(client.batch_size or client.num_samples, client.num_samples)
 
 
 def _why_sequential(clients: Sequence[Client]) -> str | None:

@@ -30,10 +30,9 @@ from fedrec.executors.kinds import (
     flat,
     rule_of,
 )
-from fedrec.executors.winners import Deferrals
+from fedrec.executors.winners import Deferrals, is_deferred
 
 __all__ = [
-    "CannotGroupError",
     "EscapeWatch",
     "SampleWatch",
     "refuse_custom_gradients",
@@ -89,9 +88,6 @@ def traceless(state: ModuleState) -> Iterator[None]:
 
 class EscapeWatch(TorchFunctionMode):
     """Refuses calls by which a value or a gradient leaves what is watched."""
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -245,7 +241,7 @@ class SampleWatch(TorchDispatchMode):
             result = compute(x)
             self._put(result, Samples(0, result.shape[0] // self.num_samples))
             self.num_bytes += x.nbytes
-            if self.deferrals is None or not self.deferrals.hold(result):
+            if not is_deferred(result):
                 self.num_bytes += result.nbytes
         return result
 
@@ -258,7 +254,7 @@ class SampleWatch(TorchDispatchMode):
         memories: set[int] = set()
         for x in flat((*args, *kwargs.values())):
             if isinstance(x, Tensor):
-                if self.deferrals is not None and self.deferrals.hold(x):
+                if self.deferrals is not None and is_deferred(x):
                     raise CannotGroupError(_UNSEEN.reason)
                 memory = x.untyped_storage().data_ptr()
                 memories.add(memory)
@@ -450,7 +446,7 @@ def _part(x: Tensor) -> tuple[Any, ...]:
     return x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
-def refuse_custom_gradients(loss: Tensor, known: Collection[Any] = ()) -> None:
+def refuse_custom_gradients(loss: Tensor, known: Collection[Any]) -> None:
     """Refuse backward passes of the user's own, which may do anything to samples.
 
     Args:

@@ -24,7 +24,7 @@ from torch.nn import functional
 from fedrec.executors.kinds import CannotGroupError, flat
 from fedrec.functional.kernels._threads import share
 
-__all__ = ["Deferrals", "Output", "WinnersFunction", "kernels"]
+__all__ = ["Deferrals", "Output", "WinnersFunction", "is_deferred", "kernels"]
 
 # Entries of a kernel, channels included, up to which a convolution is computed here: few numbers
 # are gathered for each output, and oneDNN, made for many channels, waits for memory.
@@ -419,7 +419,7 @@ class Deferrals:
         if function in _NEED_NO_VALUES:
             return None
         follow = _FOLLOWING.get(function)
-        if follow is not None and torch.is_grad_enabled() and args and _is_deferred(args[0]):
+        if follow is not None and torch.is_grad_enabled() and args and is_deferred(args[0]):
             output, pooling = vars(args[0])[_KEY]
             settings = dict(kwargs)
             in_place = settings.pop("inplace", function in _IN_PLACE)
@@ -432,13 +432,9 @@ class Deferrals:
             self.settle(x)
         return None
 
-    def hold(self, x: Tensor) -> bool:
-        """Whether a tensor has no values yet."""
-        return _is_deferred(x)
-
     def settle(self, x: Any) -> None:
         """Compute what a tensor stands for, if its values were put off."""
-        if not _is_deferred(x):
+        if not is_deferred(x):
             return
         output, pooling = vars(x).pop(_KEY)
         if output.is_used:
@@ -466,7 +462,8 @@ class Deferrals:
         return True
 
 
-def _is_deferred(x: Any) -> bool:
+def is_deferred(x: Any) -> bool:
+    """Whether it is a tensor whose values are put off."""
     return isinstance(x, Tensor) and _KEY in vars(x)
 
 

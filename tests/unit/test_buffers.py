@@ -314,5 +314,5 @@ def test_a_changed_value_that_is_not_finite_is_refused() -> None:
             self.mean += float("inf")
             return Net.training_step(self, batch, index)
 
-    with pytest.raises(UpdateError, match="the buffers has NaN or infinity"):
+    with pytest.raises(UpdateError, match="its buffers have NaN or infinity"):
         record(federation_of(Overflowing()))

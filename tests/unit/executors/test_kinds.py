@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.executors.kinds import Constant, Count, Kind, Mean, Mixed, Samples, Sum
-from fedrec.executors.watch import CannotGroupError, SampleWatch, refuse_custom_gradients
+from fedrec.executors.kinds import (
+    CannotGroupError,
+    Constant,
+    Count,
+    Kind,
+    Mean,
+    Mixed,
+    Samples,
+    Sum,
+)
+from fedrec.executors.watch import SampleWatch, refuse_custom_gradients
 
 CLIENTS, SIZE = 3, 2
 WEIGHT = torch.linspace(-1, 1, 25).view(5, 5)
@@ -45,7 +54,7 @@ def gradients_together(function: Function) -> Tensor:
     x.requires_grad_()
     with SampleWatch([x, y], len(x)) as watch:
         value = function(x, y)
-    refuse_custom_gradients(value)
+    refuse_custom_gradients(value, ())
     parts = watch.parts_of_mean("its loss", value, CLIENTS)
     (gradient,) = torch.autograd.grad(value * (CLIENTS // parts), x)
     return gradient
