@@ -67,7 +67,6 @@ def check_float(
     maximum: float = math.inf,
     open_minimum: bool = False,
     open_maximum: bool = False,
-    hint: str | None = None,
 ) -> float:
     """Return `value` as a finite `float` in the interval, else raise `ConfigurationError`."""
     left = "(" if open_minimum or minimum == -math.inf else "["
@@ -80,7 +79,7 @@ def check_float(
         and (number < maximum if open_maximum else number <= maximum)
     )
     if not ok:
-        raise ConfigurationError(expected(argument, requirement, value, hint=hint))
+        raise ConfigurationError(expected(argument, requirement, value))
     return number
 
 

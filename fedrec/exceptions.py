@@ -124,14 +124,14 @@ class MethodsFailedError(RecoveryError):
 
     Args:
         failures: Why, by the method's label.
+
+    Attributes:
         results: What the others came to, as in `results.json`.
     """
 
-    def __init__(
-        self, failures: Mapping[str, str], results: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, failures: Mapping[str, str]) -> None:
         self.failures = dict(failures)
-        self.results = dict(results or {})
+        self.results: dict[str, Any] = {}
         number = len(self.failures)
         head = f"{number} {'method' if number == 1 else 'methods'} failed; the others are kept:"
         lines = [f"{label}: {reason}" for label, reason in self.failures.items()]

@@ -55,11 +55,6 @@ class ARC(RuleWrapper, ByzantineAggregator):
         RuleWrapper.__init__(self, rule)
         ByzantineAggregator.__init__(self, num_byzantine=num_byzantine)
 
-    def check_cohort(self, num_clients: int) -> None:
-        """Raise `AggregationError` if this, or the wrapped rule, cannot work with so many."""
-        ByzantineAggregator.check_cohort(self, num_clients)
-        self.rule.check_cohort(num_clients)
-
     def num_clipped(self, num_clients: int) -> int:
         """Return how many updates are clipped; in integers, since floats may round down."""
         f = self.count(num_clients)

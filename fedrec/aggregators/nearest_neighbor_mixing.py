@@ -58,11 +58,6 @@ class NearestNeighborMixing(RuleWrapper, ByzantineAggregator):
         RuleWrapper.__init__(self, rule)
         ByzantineAggregator.__init__(self, num_byzantine=num_byzantine)
 
-    def check_cohort(self, num_clients: int) -> None:
-        """Raise `AggregationError` if this, or the wrapped rule, cannot work with so many."""
-        ByzantineAggregator.check_cohort(self, num_clients)
-        self.rule.check_cohort(num_clients)
-
     def aggregate(
         self,
         updates: Tensor,

@@ -47,7 +47,8 @@ class RuleWrapper(Aggregator):
         self.needs_client_ids = rule.needs_client_ids
 
     def check_cohort(self, num_clients: int) -> None:
-        """Raise `AggregationError` if the wrapped rule cannot work with this many clients."""
+        """Raise `AggregationError` if this, or the wrapped rule, cannot work with so many."""
+        super().check_cohort(num_clients)
         self.rule.check_cohort(num_clients)
 
     def state_dict(self) -> dict[str, Any]:

@@ -34,19 +34,10 @@ class RichProgressBar(Callback):
     Clients are those of the last round. In a recovery, *exact* ones were asked as planned, *fixed*
     ones because their estimate was abnormal, and of the others the method used what the history
     has, as FedRecover's estimates do.
-
-    Examples:
-        >>> RichProgressBar().is_shown  # no terminal here
-        False
     """
 
     def __init__(self) -> None:
         self._view: _View | None = None
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the view is on the screen."""
-        return self._view is not None
 
     def _start(self, loop: LoopSettings, name: str, max_rounds: int, first_round: int) -> None:
         self._view = _new_view()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -28,23 +27,24 @@ from fedrec.flower.nodes import key_fingerprint
 __all__ = ["make_certificates", "make_node_key", "node_key_fingerprint", "public_file"]
 
 
-def make_certificates(
-    folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"), days: int = 90
-) -> None:
-    """Write a certificate authority and a server certificate that it signs.
+# Names and addresses of the server, and for how long its certificate is valid.
+_HOSTS = (x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost"))
+_VALID = dt.timedelta(days=90)
+
+
+def make_certificates(folder: Path) -> None:
+    """Write a certificate authority and a certificate that it signs, for a server on this machine.
 
     `ca.pem` goes to every node, `server.pem` and `server.key` stay with the SuperLink. The
     authority's own key is not kept: to renew, make all of them again.
 
     Args:
         folder: Where to.
-        hosts: Names and addresses of the server.
-        days: How long they are valid.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedrec federation")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = dt.datetime.now(dt.UTC)
 
     def builder(name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
@@ -55,7 +55,7 @@ def make_certificates(
             .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(days=days))
+            .not_valid_after(now + _VALID)
         )
 
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
@@ -73,7 +73,7 @@ def make_certificates(
         .add_extension(
             x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
         )
-        .add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_HOSTS), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
             critical=False,
@@ -142,10 +142,3 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _host(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)

@@ -19,6 +19,7 @@ from fedrec.flower.warm import POLL_VARIABLE, Forked, WarmProcess
 __all__ = ["LocalFederation"]
 
 _NAME = "fedrec-local"
+_PATIENCE = 600.0  # seconds that a SuperLink has for its start
 
 
 class LocalFederation:
@@ -88,17 +89,13 @@ class LocalFederation:
             "superlink",
             "flower-superlink",
             *("--ssl-ca-certfile", self._tls / "ca.pem"),
-            *(
-                "--ssl-certfile",
-                self._tls / "server.pem",
-                "--ssl-keyfile",
-                self._tls / "server.key",
-            ),
+            *("--ssl-certfile", self._tls / "server.pem"),
+            *("--ssl-keyfile", self._tls / "server.key"),
             *("--host", "127.0.0.1", "--port", self.port),
             *(("--database", self.folder / "superlink.db") if self.database else ()),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
-        self._wait_for_port("superlink", self.port)
+        self._wait_for_superlink()
         self._list()
 
     def start_node(
@@ -171,15 +168,15 @@ class LocalFederation:
         self._processes[name] = process
         return process
 
-    def _wait_for_port(self, name: str, port: int, seconds: float = 600.0) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self._processes[name].poll() is None:
+    def _wait_for_superlink(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline and self._processes["superlink"].poll() is None:
             with socket.socket() as probe:
                 probe.settimeout(1.0)
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.05)
-        raise FedrecError(f"The {name} did not start; see {self.folder / name}.log.")
+        raise FedrecError(f"The superlink did not start; see {self.folder / 'superlink.log'}.")
 
     # -- runs -----------------------------------------------------------------------------------
 

@@ -651,8 +651,7 @@ class ShardedHistory(HistoryStore):
         Returns:
             Shape $(m, d)$; `updates` itself if the codec is lossless.
         """
-        codec = self._open().recording.codec
-        return updates if codec.lossless else self._encoded.add(codec, updates)
+        return self._encoded.add(self._open().recording.codec, updates)
 
     def seal(self, content: bytes, shard: int = 0) -> bytes:
         """Return the content of a shard's file beside the history: encrypted, if that is.

@@ -466,7 +466,7 @@ class Engine:
         """Return the fixed factors of clients' rows in the aggregation rule, or `None`."""
         if not _is_of_aggregate(self.aggregator, "coefficients"):
             return None
-        return self.aggregator.coefficients(num_samples.float() / num_samples.sum())
+        return self.aggregator.coefficients(_shares(num_samples, torch.empty(0)))
 
     def simulate(self, ctx: RoundContext, client_ids: Sequence[str]) -> CohortUpdates:
         """Return what `ask` would, without changing any state or raising an `UpdateError`."""

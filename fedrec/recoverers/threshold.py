@@ -113,9 +113,7 @@ def largest_magnitudes(updates: Tensor) -> Tensor:
     return torch.maximum(updates.amax(dim=1), updates.amin(dim=1).neg())
 
 
-def abnormality_threshold(
-    rounds: Iterable[Tensor], tolerance_rate: float, at_least: float = 0.0
-) -> float:
+def abnormality_threshold(rounds: Iterable[Tensor], tolerance_rate: float) -> float:
     r"""Return the smallest threshold that, in every round, few historical entries exceed.
 
     In round $t$, the remaining clients' historical updates have $N_t$ entries. $\tau_t$ is the
@@ -125,10 +123,9 @@ def abnormality_threshold(
     Args:
         rounds: One tensor of historical updates per round, shape $(m_t, d)$.
         tolerance_rate: $\alpha$ in [0, 1).
-        at_least: The threshold of other rounds, at least 0.
 
     Returns:
-        $\tau$; `at_least` if there is no entry at all.
+        $\tau$; 0 if there is no entry at all.
 
     References:
         - Cao et al., FedRecover, IEEE S&P 2023, section IV-C.
@@ -137,7 +134,7 @@ def abnormality_threshold(
         >>> abnormality_threshold([torch.tensor([[1.0, -4.0], [2.0, 3.0]])], tolerance_rate=0.25)
         3.0
     """
-    threshold = at_least
+    threshold = 0.0
     for updates in rounds:
         allowed = _allowed(updates.numel(), tolerance_rate)
         threshold = _raised(threshold, [_exceeding(updates, allowed, threshold)], allowed)

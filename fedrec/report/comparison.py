@@ -16,13 +16,9 @@ from fedrec.report.curves import line_chart, line_key, linear_axis
 from fedrec.report.html import breakable, document, note, number, section, table
 from fedrec.report.run import REFERENCE, Run, styles_of
 from fedrec.report.sections import CURVES, synthetic
-from fedrec.report.table import detection_text, exact_rounds, fraction, percent
+from fedrec.report.table import decimal, detection_text, exact_rounds, fraction, percent
 
 __all__ = ["write_comparison"]
-
-
-def _decimal(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 _Method = Mapping[str, Any]
@@ -35,9 +31,9 @@ _TABLES: _Tables = (
     (
         "Exact rounds per client",
         lambda m: exact_rounds(m) if "exact_rounds_by_reason" in m else None,
-        _decimal,
+        decimal,
     ),
-    ("Seconds", lambda m: m.get("seconds"), _decimal),
+    ("Seconds", lambda m: m.get("seconds"), decimal),
 )
 
 

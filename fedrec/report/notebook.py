@@ -18,7 +18,7 @@ from fedrec.report.curves import Series, line_chart, line_key, linear_axis
 from fedrec.report.html import breakable, note, number, table
 from fedrec.report.looks import SCALES, axis_name, looks_of, require_matplotlib
 from fedrec.report.run import REFERENCE
-from fedrec.report.table import exact_rounds, fraction, percent
+from fedrec.report.table import decimal, exact_rounds, fraction, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,9 +91,9 @@ class Comparison:
     @property
     def figures(self) -> list[str]:
         """Names of the figures that have a curve, `ter` and `asr` first."""
-        known = {k for r in self.results.values() for row in r.curve for k in row} - {"round"}
         named = dict.fromkeys(k for r in self.results.values() for row in r.curve for k in row)
-        return sorted(known, key=lambda k: (k != "ter", k != "asr", list(named).index(k)))
+        named.pop("round", None)
+        return sorted(named, key=lambda k: (k != "ter", k != "asr"))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a `DataFrame` with one row per result.
@@ -231,10 +231,6 @@ class Comparison:
         return f"<p>{escape(name)} by round</p>{line_chart(series, name, linear_axis(values))}"
 
 
-def _decimal(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
 def _megabytes(value: float | None) -> str:
     return "-" if value is None else f"{value / 1e6:.1f}"
 
@@ -244,10 +240,10 @@ _HEADS: dict[str, tuple[str, Any]] = {
     "ter": ("TER %", percent),
     "asr": ("ASR %", percent),
     "acp": ("ACP %", percent),
-    "exact_rounds": ("Exact rounds", _decimal),
+    "exact_rounds": ("Exact rounds", decimal),
     "client_bytes": ("Client MB", _megabytes),
     "rounds": ("Rounds", str),
-    "seconds": ("Seconds", _decimal),
+    "seconds": ("Seconds", decimal),
 }
 
 

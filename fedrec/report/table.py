@@ -15,6 +15,7 @@ from rich.table import Table
 from fedrec.recipe.tables import name_of_recorded
 
 __all__ = [
+    "decimal",
     "detection_text",
     "exact_rounds",
     "fraction",
@@ -133,6 +134,11 @@ def fraction(value: float | None) -> str:
         ('0.052', '-')
     """
     return "-" if value is None else f"{value:.3f}"
+
+
+def decimal(value: float | None) -> str:
+    """Return a number with one digit after the point as text; a dash for `None`."""
+    return "-" if value is None else f"{value:.1f}"
 
 
 def percent(value: float | None) -> str:

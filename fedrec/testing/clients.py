@@ -26,9 +26,7 @@ class ClientContract:
         """Return a new federation of at least two clients of the class to test."""
         raise TypeError(f"{type(self).__name__} has to define make_federation")
 
-    def _update(
-        self, federation: Federation, client: Client, round: int = 3, seed: int = 0
-    ) -> ClientUpdate:
+    def _update(self, federation: Federation, client: Client, round: int = 3) -> ClientUpdate:
         size = federation.layout.num_parameters
         weights = 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(0))
         ctx = RoundContext(
@@ -37,7 +35,6 @@ class ClientContract:
             client_ids=federation.client_ids,
             global_weights=weights,
             layout=federation.layout,
-            seed=seed,
         )
         before = weights.clone()
         sent = client.local_update(weights, ctx)

@@ -22,7 +22,12 @@ class EncodedUpdates:
         self._rows: dict[int, tuple[weakref.ref[Tensor], list[Row]]] = {}
 
     def add(self, codec: Codec, updates: Tensor) -> Tensor:
-        """Encode updates, shape $(m, d)$; return them as they will be read."""
+        """Encode updates, shape $(m, d)$; return them as they will be read.
+
+        If the codec is lossless, that is `updates` itself, and nothing is encoded.
+        """
+        if codec.lossless:
+            return updates
         import torch
 
         from fedrec.history.conversion import to_array

@@ -18,12 +18,7 @@ from typing import Any, ClassVar
 import lmdb
 
 from fedrec._files import sync
-from fedrec.exceptions import (
-    HistoryCorruptedError,
-    HistoryError,
-    HistoryFormatError,
-    HistoryFullError,
-)
+from fedrec.exceptions import HistoryCorruptedError, HistoryError, HistoryFormatError
 from fedrec.history.lmdb.errors import foreign, full_disk, in_use, write_error
 from fedrec.history.lmdb.pages import require_sound_pages
 
@@ -280,10 +275,6 @@ class Environment:
                 os.truncate(self._data, size)
             while cursor.delete() and (end is None or cursor.key() < end):
                 pass
-
-    def full_disk(self, needed: int, why: str) -> HistoryFullError:
-        """Return the error for a disk without room for so many bytes."""
-        return full_disk(self.directory, needed, why)
 
     def _lock(self, kind: int, state: str) -> None:
         try:

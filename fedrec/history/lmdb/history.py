@@ -369,10 +369,7 @@ class LMDBHistory(HistoryStore):
         Returns:
             Shape $(m, d)$; `updates` itself if the codec is lossless.
         """
-        codec = self._open()[0].codec
-        if codec.lossless:
-            return updates
-        return self._encoded.add(codec, updates)
+        return self._encoded.add(self._open()[0].codec, updates)
 
     def seal(self, content: bytes, shard: int = 0) -> bytes:
         """Return the content of a file that lies beside the history: encrypted, if that is.

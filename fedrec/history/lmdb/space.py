@@ -16,6 +16,7 @@ from fedrec.exceptions import HistoryFullError
 from fedrec.history.codecs import CODECS
 from fedrec.history.lmdb.encryption import OVERHEAD
 from fedrec.history.lmdb.environment import MAP_SIZE, Environment
+from fedrec.history.lmdb.errors import full_disk
 from fedrec.history.lmdb.records import HEADER_BYTES
 from fedrec.history.lmdb.shards import SHARD, shards_of
 from fedrec.history.manifest import FLOAT_BYTES, Manifest
@@ -207,7 +208,7 @@ def require_room(
     missing = max(0, total - environment.num_bytes() - free)
     left = max(0, manifest.max_rounds - num_rounds)
     why = f"that is room for two rounds, and for the {left} that are left {missing} are missing"
-    raise environment.full_disk(2 * per_round, why)
+    raise full_disk(environment.directory, 2 * per_round, why)
 
 
 def expected_bytes(environment: Environment, manifest: Manifest, num_rounds: int) -> int:

@@ -34,7 +34,7 @@ from fedrec.history.manifest import Manifest
 from fedrec.history.rounds import RoundArrays, largest_magnitudes
 from fedrec.history.tools.copying import require_whole
 from fedrec.history.tools.export import FORMAT, MANIFEST_FILE, checksum_of, round_file
-from fedrec.history.tools.npz import open_plain, read_arrays, refuse
+from fedrec.history.tools.npz import UNREADABLE, open_plain, read_arrays, refuse
 
 __all__ = ["Import", "import_history"]
 
@@ -240,14 +240,7 @@ def _read_round(
                 arrays = read_arrays(path, archive, listed["num_bytes"], recording.manifest)
         except FedrecError:
             raise
-        except (
-            ValueError,
-            OSError,
-            EOFError,
-            RuntimeError,
-            NotImplementedError,
-            zipfile.BadZipFile,
-        ) as error:
+        except UNREADABLE as error:
             refuse(path, f"it is not an .npz file of ours ({error})", error)
     try:
         return _round(path, arrays, t, recording, len(files))

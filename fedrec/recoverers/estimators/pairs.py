@@ -12,6 +12,7 @@ from fedrec.aggregators.base import ColumnRule
 from fedrec.functional.aggregation.order_statistics import choose_kernel
 from fedrec.functional.recovery.lbfgs import condition_number, middle_inverse
 from fedrec.history.undecoded import stored_rows
+from fedrec.recoverers.estimators._rows import picking
 from fedrec.recoverers.estimators.base import AggregatedEstimates, Estimates
 from fedrec.recoverers.threshold import largest_magnitudes
 from fedrec.types import RoundRecord
@@ -293,11 +294,7 @@ class ClientPairs:
             size = max(BLOCK_BYTES // (s * d * self.delta_g.element_size()), 1)
         for start in range(0, len(rows), size):
             block = slice(start, min(start + size, len(rows)))
-            clients = rows[block]
-            if bool((clients.diff() == 1).all()):
-                yield block, slice(int(clients[0]), int(clients[-1]) + 1)
-            else:
-                yield block, clients.to(self.delta_g.device)
+            yield block, picking(rows[block], self.delta_g.device)
 
     def _solve(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return sigma (c,), and in storage order the inverse (c, 2s, 2s) and used pairs (c, s)."""
