@@ -48,6 +48,15 @@ def test_a_name_means_an_estimator_at_its_defaults(name: str, meant: Estimator |
     assert by_name.estimator is None or by_name.estimator is not FedRecover(estimator=name)
 
 
+@pytest.mark.parametrize("kind", [PairedLBFGS, PaperLBFGS])
+def test_lbfgs_keeps_pairs_estimates_and_model_differences(
+    kind: type[PairedLBFGS | PaperLBFGS],
+) -> None:
+    # 10 clients with 3 update differences and an estimate each; 3 model differences and the vector
+    # that all are multiplied with; of 100 float32.
+    assert kind(buffer_size=3).kept_bytes(10, 100) == (10 * 4 + 4) * 100 * 4
+
+
 def test_the_default_is_the_anchored_estimate() -> None:
     assert repr(FedRecover().estimator) == repr(AnchoredLBFGS())
 

@@ -63,11 +63,11 @@ class Context(SimpleNamespace):
         return recoverer.round_updates(t, self.weights, self)
 
 
-def recoverer(estimator: str | Estimator = "paired", **kwargs) -> FedRecover:
+def recoverer(estimator: str | Estimator = "paired", final_rounds: int = 0, **kwargs) -> FedRecover:
     made = FedRecover(
         warmup_rounds=3,
         correction_period=None,
-        final_rounds=0,
+        final_rounds=final_rounds,
         tolerance_rate=None,
         estimator=estimator,
         **kwargs,
@@ -136,6 +136,27 @@ def test_what_stands_in_for_a_client_leaves_the_estimates_of_others_alone() -> N
     expected = record.updates - record.global_weights
     expected[1] = record.updates[1]  # whose estimate exceeds the threshold
     torch.testing.assert_close(sent.updates, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("t", [2, 5])  # warm-up, final tuning
+@pytest.mark.parametrize("on_missing", ["drop", "estimate", "historical"])
+def test_nothing_stands_in_for_clients_that_answer(on_missing: str, t: int) -> None:
+    """The estimate of a client is what it sent last, in round 1."""
+    ctx = Context()
+    ctx.max_rounds = 6
+    method = recoverer(estimator="average", final_rounds=1, on_missing=on_missing)
+    exact = [r.updates + (ctx.weights - r.global_weights) for r in ctx.records]
+    for before in range(2):
+        ctx.step(method, before)
+    ctx.refuses = ("b",)
+    sent = ctx.step(method, t)
+    if on_missing == "drop":
+        assert sent.client_ids == ("a", "c")
+        assert torch.equal(sent.updates, exact[t][[0, 2]])
+        return
+    stand_in = exact[1][1] if on_missing == "estimate" else ctx.records[t].updates[1]
+    assert sent.client_ids == IDS
+    assert torch.equal(sent.updates, torch.stack([exact[t][0], stand_in, exact[t][2]]))
 
 
 def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
