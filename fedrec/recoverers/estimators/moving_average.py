@@ -117,7 +117,6 @@ class MovingAverage(Estimator):
             own = 2 / (ages + 1) if isinstance(self.gain, str) else gains * self.gain
             gains[known] = own[known]
             errors = exact - self._averages[at]
-            errors[picking((~known).nonzero().flatten(), exact.device)] = 0
             counts, length = self._common.counts(exact, known)
             found = Errors(
                 mean=weighted_mean(errors, counts),
