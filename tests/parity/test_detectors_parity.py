@@ -242,6 +242,19 @@ def test_sybil_similarity() -> None:
     assert {"c0", "c1"} <= set(detector.result().malicious)
 
 
+def test_a_client_may_be_unlike_all_others() -> None:
+    rng = np.random.default_rng(7)
+    g = rng.normal(size=D) + 0.3 * rng.normal(size=(T, M, D))
+    g[:, 8] = -g[:, :8].mean(axis=1)
+    expected = {}
+    for t in range(T):
+        sums = g[: t + 1].sum(axis=0)
+        largest = [max(cosine(sums[i], sums[j]) for j in range(M) if j != i) for i in range(M)]
+        assert largest[8] < -0.5
+        expected[t] = z_scores([math.atanh(v) for v in largest])
+    check(SybilSimilarity(window=WINDOW, threshold=2.0), g, expected)
+
+
 @pytest.mark.parametrize("measure", ["cosine", "sign"])
 def test_cross_round_consistency(measure: str) -> None:
     g = rounds(8)

@@ -221,6 +221,12 @@ def test_krum_attack_by_hand() -> None:
     assert crafted.item() == pytest.approx(-(math.sqrt(0.625) + 1) / 2, rel=1e-6)
 
 
+def test_with_too_many_attackers_krum_has_one_neighbour() -> None:
+    # All four attack. Rows 1 and 2 are nearest to each other, so Krum's choice is positive.
+    honest = torch.tensor([[-9.0], [1.0], [1.2], [5.0]])
+    assert krum_attack(honest, torch.tensor([True] * 4), threshold=0.5).tolist() == [-0.5]
+
+
 def test_krum_attack_sends_the_smallest_step_where_none_is_picked() -> None:
     # All benign clients agree on 1: nothing on the other side of zero is ever picked.
     honest = torch.ones(5, 1)

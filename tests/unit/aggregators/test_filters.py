@@ -1,13 +1,17 @@
-"""Rules that leave clients out: FLAME and SignGuard; and RLR, which turns coordinates round."""
+"""Rules that leave clients out, and RLR, which turns coordinates round."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from fedrec.aggregators import FLAME, RLR, FedAvg, SignGuard, TrimmedMean
+from fedrec.aggregators import FLAME, RLR, DeepSight, FedAvg, SignGuard, TrimmedMean
 from fedrec.exceptions import AggregationError, ConfigurationError, FedrecWarning
 from fedrec.functional import largest_mode, majority_cluster
+from fedrec.functional.aggregation.inspection import density_clusters
 
 
 def angles(*degrees: float) -> torch.Tensor:
@@ -88,6 +92,31 @@ def test_signguard_by_hand() -> None:
     # clipped to it, row 3 below 0.1 of it, row 4 has other signs.
     x = torch.tensor([[3.0, 4.0], [4.0, 3.0], [6.0, 8.0], [0.03, 0.04], [-3.0, -4.0]])
     torch.testing.assert_close(rule(x), torch.tensor([10.0, 11.0]) / 3)
+
+
+def test_signguard_counts_signs_of_the_drawn_coordinates_alone() -> None:
+    x = torch.tensor([[1.0] * 8, [-1.0] * 8, [0.0] * 8])
+    shares = SignGuard(coordinate_fraction=0.25)._sign_shares(x, None)
+    assert shares.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]  # positive, zero, negative
+
+
+def test_every_client_that_is_alone_is_a_cluster_of_its_own() -> None:
+    points = torch.tensor([0.0, 0.1, 0.1, -99.0, 5.0, 5.1, 5.1, 99.0])[:, None]
+    labels = density_clusters(points, 3).tolist()
+    assert labels[:3] == labels[:1] * 3
+    assert labels[4:7] == labels[4:5] * 3
+    assert len(set(labels)) == 4
+
+
+def test_deepsight_divides_what_a_client_predicts_by_what_the_global_model_does() -> None:
+    rule = DeepSight(input_shape=(1,), local_lr=0.5, num_samples=3, num_seeds=2)
+    ctx: Any = SimpleNamespace(seed=0, round=0, global_weights=torch.tensor([0.25, 0.75]).log())
+    # A step of local_lr leads to logits 0: both classes have 1/2, after 1/4 and 3/4.
+    updates = 2 * ctx.global_weights[None]
+    found = rule._division_differences(updates, ctx, lambda w, x: w.expand(len(x), 2))
+    for answers in found:
+        torch.testing.assert_close(answers, torch.tensor([[2, 2 / 3]], dtype=torch.float64))
+    assert len(found) == 2
 
 
 def test_signguard_with_nobody_left_has_no_effect_and_says_so() -> None:

@@ -62,6 +62,7 @@ def test_bad_arguments_are_named(attack: Any, argument: str, value: object) -> N
 def test_defaults_are_those_of_the_papers() -> None:
     assert MPAF().scale == 1e6
     assert GaussianNoise().std == 200
+    assert GaussianNoise().additive is False
     assert TrimAttack().b_max == 2
     assert KrumAttack().threshold == 1e-5
     assert ALIE().z is None

@@ -31,6 +31,11 @@ def test_two_groups_are_found_whatever_their_scale() -> None:
     assert upper_cluster(TWO_GROUPS).nonzero().flatten().tolist() == [6, 7, 9]
 
 
+def test_one_cluster_less_than_clients_is_tried() -> None:
+    # Two clusters leave nothing, so their gap is infinite.
+    assert gap_statistic(torch.tensor([0.0, 0.0, 1.0])) == 2
+
+
 @pytest.mark.parametrize(
     "scores",
     [[], [1.0], [1.0, 2.0], [3.0] * 9, [0.0, 0.5, 1.0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]],

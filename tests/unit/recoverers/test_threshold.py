@@ -102,6 +102,16 @@ def test_threshold_rises_once_most_clients_are_asked_for_right_estimates(
         assert one.value == (7.0 if threshold > 1 else 1.0)
 
 
+def test_clients_without_an_estimate_do_not_raise_the_threshold() -> None:
+    tau = AbnormalityThreshold(tolerance_rate=0.0)
+    tau.value = 1.0
+    exceeding = replace(sent_by([[9.0, 0]]), client_ids=("d",))
+    tau.observe(sent_by([[9.0, 0]] * 3), "fallback", exceeding, 4, alone)
+    assert tau.value == 1.0
+    tau.observe(sent_by([[9.0, 0]] * 4), "correction", None, 4, alone)
+    assert tau.value == 1.0
+
+
 @pytest.mark.parametrize("options", [{"rises": False}, {"fixed": 1.0}])
 def test_a_threshold_that_does_not_rise(options: dict[str, float]) -> None:
     tau = AbnormalityThreshold(tolerance_rate=0.0, **options)
