@@ -225,6 +225,23 @@ def test_the_target_climbs_in_the_ball(clip, radius, stop) -> None:
     assert result.ledger.acp() == 1.0
 
 
+def test_by_default_the_ball_holds_a_third_of_the_squared_distance_to_random_models() -> None:
+    run = Run()
+    far = GradientAscent(num_epochs=1, lr=1e6, stop_distance=None, final_rounds=0)
+    found = run.recover(far, "c2").global_weights.double().numpy()
+    share = 16 / 80
+    reference = run.final.global_weights.double().numpy() - share * own_model(run, 2)
+    reference /= 1 - share
+    rng, start = np.random.default_rng(0), run.history.read_round(0).global_weights.double().numpy()
+    parts = start[: L * F], start[L * F :]
+    squares = [
+        np.sum((reference - np.concatenate([rng.permutation(p) for p in parts])) ** 2)
+        for _ in range(20_000)
+    ]
+    radius = np.linalg.norm(found - reference)
+    assert radius == pytest.approx(np.sqrt(np.mean(squares) / 3), rel=0.01)
+
+
 def test_the_reference_is_the_mean_of_the_other_models() -> None:
     # Of unweighted averaging, w_T is the mean of all clients' models of the last round.
     run = Run(FedAvg(weighted=False))

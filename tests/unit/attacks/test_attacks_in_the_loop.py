@@ -14,6 +14,7 @@ from fedrec.attacks import (
     DBA,
     MPAF,
     BackdoorAttack,
+    KrumAttack,
     LabelFlip,
     MinMax,
     Neurotoxin,
@@ -231,6 +232,21 @@ def test_colluding_attackers_asked_one_by_one_send_the_same(attack: Attack) -> N
 
     result = loop().recover(federation, history, OneByOne(), ["q0"], attack=attack)
     assert torch.isfinite(result.global_weights).all()
+
+
+@pytest.mark.parametrize("attack", [KrumAttack(), TrimAttack()], ids=str)
+def test_attackers_who_know_all_send_alone_what_they_sent_together(attack: Attack) -> None:
+    federation = quadratic_federation(num_clients=6, num_malicious=3)
+    recorded = record(federation, attack).read_round(0)
+
+    class OneByOne(ReplayRecoverer):
+        def round_updates(self, t: int, global_weights: torch.Tensor, ctx: Any) -> torch.Tensor:
+            alone = ctx.exact(["q3"], "other").updates
+            if t == 0:  # at the recorded weights
+                torch.testing.assert_close(alone[0], recorded.select(["q3"]).updates[0])
+            return ctx.exact(ctx.client_ids, "other").updates
+
+    loop().recover(federation, record(federation, attack), OneByOne(), [], attack=attack)
 
 
 def test_works_when_only_some_malicious_clients_take_part() -> None:

@@ -159,6 +159,18 @@ def test_nothing_stands_in_for_clients_that_answer(on_missing: str, t: int) -> N
     assert torch.equal(sent.updates, torch.stack([exact[t][0], stand_in, exact[t][2]]))
 
 
+def test_an_answer_counts_if_the_history_did_not_keep_what_the_client_had_sent() -> None:
+    ctx = Context()
+    ctx.history = lambda t, *_, **__: ctx.records[t].select(("b", "c"))
+    ctx.refuses = ("b",)
+    sent = ctx.step(recoverer(estimator="average", on_missing="historical"), 0)
+    assert sent.client_ids == IDS
+    record = ctx.records[0]
+    expected = record.updates + (ctx.weights - record.global_weights)
+    expected[1] = record.updates[1]
+    assert torch.equal(sent.updates, expected)
+
+
 def test_clients_without_a_pair_are_asked_as_a_fallback() -> None:
     ctx = Context()
     method = recoverer(abnormality_threshold=100.0)
