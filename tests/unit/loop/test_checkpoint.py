@@ -117,11 +117,16 @@ def test_files_with_what_clients_sent_are_their_owners_alone(tmp_path: Path) -> 
         loop(_Interrupted()).recover(clients, history, method, exclude=[clients.client_ids[0]])
     assert load_state(checkpoint)["recoverer"]["estimator"]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
-    loop().recover(clients, history, method, exclude=[clients.client_ids[0]], resume=True)
+    ended = loop().recover(clients, history, method, exclude=[clients.client_ids[0]], resume=True)
     state = load_state(checkpoint)
     assert state["finished"]
     assert not {"recoverer", "aggregator", "attack", "last_aggregate"} & set(state)
     assert stat.S_IMODE(checkpoint.stat().st_mode) == 0o600
+    # A recovery that has ended says again what it said, whoever reads it.
+    new = FedRecover(warmup_rounds=3, correction_period=4, final_rounds=1)
+    again = loop().recover(clients, history, new, exclude=[clients.client_ids[0]], resume=True)
+    assert again.diagnostics == ended.diagnostics
+    assert again.diagnostics["estimated_updates"] > 0
 
 
 @pytest.mark.parametrize("num_shards", [None, 3])
