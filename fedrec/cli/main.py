@@ -59,6 +59,9 @@ def _call(options: Options) -> int:
             from fedrec.cli import doctor
 
             return doctor.execute(options)
+        # Before torch is imported, which reads it. Its idle threads else keep computing for nothing
+        # the core that a thread of numba needs.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if getattr(options, "allow", None):
             sys.path.insert(0, os.getcwd())  # noqa: PTH109 - modules that lie here can be allowed
         with _log_to_terminal(options):

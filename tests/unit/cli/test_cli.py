@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import warnings
@@ -295,3 +296,25 @@ def test_a_method_that_fails_is_named(here: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "HistoricalOnly" in out
     assert out.splitlines()[-2:] == ["Refusing failed: Refusing has its reasons.", files[1]]
+
+
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert main(["ls"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main(["ls"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert capsys.readouterr().err == ""
+
+
+def test_torch_is_imported_after_it_is_set_how_threads_wait() -> None:
+    """Its library of threads reads the variable when it is loaded, and never again."""
+    code = (
+        "import os, sys; os.environ.pop('OMP_WAIT_POLICY', None); from fedrec.cli import main; "
+        "assert 'torch' not in sys.modules; main.main(['ls']); "
+        "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
