@@ -337,31 +337,6 @@ class MasksWeights(Net):
         return optimizer
 
 
-@case()
-class ClippedByAHook(Net):
-    """Clips gradients in a hook of the optimiser, where that is after the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        optimizer = sgd(self)
-
-        def clip(optimizer: Any, args: Any, kwargs: Any) -> None:
-            for group in optimizer.param_groups:
-                nn.utils.clip_grad_norm_(group["params"], 0.01)
-
-        optimizer.register_step_pre_hook(clip)
-        return optimizer
-
-
 @case("own step", epochs=1, batch_size=None)
 class OwnStep(Net):
     def configure_optimizers(self) -> Any:
@@ -488,8 +463,9 @@ class SetUp(Net):
 # --- manual optimisation -------------------------------------------------------------------------
 
 
-@case()
-class Manual(Net):
+class ByHand(Net):
+    """Takes each step by itself."""
+
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -499,12 +475,33 @@ class Manual(Net):
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
+
+
+@case()
+class Manual(ByHand):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
         if self.trainer.is_last_batch:
             self.lr_schedulers().step()
 
     def configure_optimizers(self) -> Any:
         optimizer = sgd(self, momentum=0.9)
         return [optimizer], [rates.ExponentialLR(optimizer, 0.5)]
+
+
+@case()
+class ClippedByAHook(ByHand):
+    """Clips gradients in a hook of the optimiser, where that is after the backward pass."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = sgd(self)
+
+        def clip(optimizer: Any, args: Any, kwargs: Any) -> None:
+            for group in optimizer.param_groups:
+                nn.utils.clip_grad_norm_(group["params"], 0.01)
+
+        optimizer.register_step_pre_hook(clip)
+        return optimizer
 
 
 @case(local_lr=LR)
